@@ -1,0 +1,85 @@
+"""What a plan says: the tree of lines and the words decided from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from gpucalc.line import Line
+from gpucalc.plan.layout import Layout, Recipe
+
+
+class Level(StrEnum):
+    """Does it fit: yes beyond the expected error, perhaps, no."""
+
+    FITS = "fits"
+    MARGINAL = "marginal"
+    DOES_NOT_FIT = "does_not_fit"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The decision and the numbers it was taken on."""
+
+    level: Level
+    needed: Line  # bytes the worst GPU needs at its peak
+    capacity: Line  # bytes that GPU has
+    margin_bytes: float  # capacity - needed
+    expected_error: float  # fraction of needed; the band that makes a plan marginal
+    error_basis: str  # where the expected error comes from
+    binds: str  # the memory line that is largest at the peak
+    phase: str  # load | forward | loss | backward | step
+    stage: int  # pipeline stage of the worst GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """A default nobody stated, and the key that changes it."""
+
+    key: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A change worth making and what it would bring, found by planning again with it."""
+
+    title: str
+    changes: Mapping[str, Any]
+    level: Level
+    needed_bytes: float
+    step_s: float | None
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer for one job on one fleet.
+
+    memory: per-GPU bytes; children are pipeline stages' phases, the worst stage first named in the
+    verdict. time and cost are None for a plan that cannot run.
+    """
+
+    name: str
+    model: Line  # parameters total; children: active and parts
+    fleet: str
+    gpus: int
+    recipe: Recipe
+    layout: Layout
+    verdict: Verdict
+    memory: Line
+    time: Line | None
+    cost: Line | None
+    binds: str  # compute | memory bandwidth | link | latency | bubble | memory capacity
+    assumptions: tuple[Assumption, ...]
+    actions: tuple[Action, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def root(self) -> Line:
+        """The whole tree under one line."""
+        parts = tuple(line for line in (self.model, self.memory, self.time, self.cost) if line is not None)
+        return Line(name="plan", value=self.verdict.level.value, unit="verdict", children=parts)

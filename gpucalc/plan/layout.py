@@ -1,0 +1,74 @@
+"""How a run is laid over GPUs, and by which recipe: every choice made, nothing left to guess.
+
+`Layout` holds the parallel degrees, `Recipe` what is computed in which precision by which
+framework. Both are plain numbers and names, so that formulas can be fed from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The parallel degrees of one training run. world = tp x cp x pp x dp.
+
+    Expert parallelism reuses the dp x cp x tp ranks: expert weights are divided by ep x etp and
+    replicated (or sharded by ZeRO) over world / (pp x ep x etp).
+    """
+
+    tp: int
+    pp: int
+    vpp: int
+    cp: int
+    ep: int
+    etp: int
+    dp: int
+    shard: int  # ranks that share one copy of sharded state (dp x cp; less for hybrid sharding)
+    zero_stage: int  # 0 none, 1 optimizer, 2 + gradients, 3 + parameters
+    micro_batch: int
+    micro_batches: int  # per step and pipeline, gradient accumulation
+    sequence_parallel: bool
+    schedule: str  # 1f1b | interleaved | gpipe | none
+
+    @property
+    def world(self) -> int:
+        """GPUs in the run."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences per optimizer step."""
+        return self.micro_batch * self.micro_batches * self.dp
+
+    @property
+    def expert_shard(self) -> int:
+        """Ranks that hold the same experts and may shard their state among themselves."""
+        return max(1, self.world // (self.pp * self.ep * self.etp))
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What one step computes, in which precision, by which code path.
+
+    bytes_per_*: of one element as the framework holds it (see memory-state formulas).
+    kernels: eager | compiled | fused (TransformerEngine, Apex, Liger): which activations are kept
+    and how much elementwise traffic and launch time there is.
+    """
+
+    framework: str  # ddp | fsdp | deepspeed | megatron | torchtitan | hf
+    precision: str  # fp32 tf32 fp16 bf16 fp8 mxfp8 nvfp4 bf16-pure ...
+    math: str  # key of the GPU's peak table the matrix multiplies run at: fp32 tf32 fp16 bf16 fp8 fp4
+    activation_bytes: int
+    parameter_bytes: int  # stored weights that are trained
+    gradient_bytes: int
+    optimizer: str
+    optimizer_bytes: float  # states and master copy per trained parameter
+    attention: str  # flash | sdpa | eager
+    kernels: str
+    recompute: str  # none | selective | full
+    seq_len: int
+    autocast: bool  # fp32 weights, 16-bit copies made per use
+    fused_loss: bool
+    method: str  # full | lora | qlora
+    dropout: bool
