@@ -1,0 +1,1 @@
+"""What users and catalogues may write: strict, frozen descriptions of jobs, models, GPUs and systems."""
