@@ -42,6 +42,7 @@ CATALOGUE_UNITS: dict[str, tuple[str, float]] = {
     "USD/h": ("USD/h", 1),
     "count": ("count", 1),
     "fraction": ("fraction", 1),
+    "ratio": ("ratio", 1),
     "year": ("year", 1),
 }
 
