@@ -76,13 +76,21 @@ def input_error(
 
 
 def together(errors: list[InputError]) -> InputError:
-    """Several errors of one file as one error with one line."""
+    """Several errors of one file as one error with one line; what is legal is said once."""
     first = errors[0]
-    if len(errors) > 1:
-        rest = (
-            str(error).removeprefix(f"{first.where}: ") if first.where else str(error) for error in errors[1:]
+    texts, said = [str(first)], {str(first.legal)}
+    for error in errors[1:]:
+        legal = None if str(error.legal) in said else error.legal
+        said.add(str(error.legal))
+        where = None if error.where == first.where else error.where
+        texts.append(
+            str(
+                InputError(
+                    error.problem, where=where, key=error.key, given=error.given, legal=legal, near=error.near
+                )
+            )
         )
-        first.args = ("; also ".join((str(first), *rest)),)
+    first.args = ("; also ".join(texts),)
     return first
 
 
@@ -92,9 +100,12 @@ def _problem(item: Any, spec: type[BaseModel], data: Any, prefix: str) -> Proble
     key = ".".join((*((prefix,) if prefix else ()), *path))
     if kind == "extra_forbidden":
         known = list(dict.fromkeys(name for model in models for name in keys_of(model)))
+        meant = [
+            explain(path[-1]) for model in models if (explain := getattr(model, "explain_unknown", None))
+        ]
         return Problem(
             key=key,
-            text="no such key",
+            text=next((text for text in meant if text), "no such key"),
             legal=", ".join(known),
             near=nearest(path[-1], known),
             unknown=True,
@@ -106,14 +117,15 @@ def _problem(item: Any, spec: type[BaseModel], data: Any, prefix: str) -> Proble
             key=f"{key}.{tag}" if key else tag,
             text=_PLAIN[kind],
             given=given.get(tag) if isinstance(given, Mapping) else None,
-            legal=", ".join(expected) or " or ".join(_tags(models)),
+            legal=", ".join(expected or _tags(models)),
             near=nearest(str(given.get(tag)), expected) if isinstance(given, Mapping) and expected else (),
         )
     if kind == "gpucalc":
         legal, near = context.get("legal"), tuple(context.get("near") or ())
         return Problem(key=key, text=context["problem"], given=given, legal=legal, near=near)
     if kind == "missing":
-        return Problem(key=key, text=_PLAIN[kind], given=None, legal=_siblings(parent, models))
+        choices = [*_choices(path[-1], models)] if path else []
+        return Problem(key=key, text=_PLAIN[kind], legal=", ".join(choices) or _needed(parent, models))
     problem = Problem(key=key, text=_PLAIN.get(kind, item["msg"]), given=given)
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
@@ -189,11 +201,18 @@ def _specs(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _tags(models: list[type[BaseModel]]) -> list[str]:
-    return [
-        str(value)
-        for model in models
-        for value in get_args(model.model_fields["task"].annotation if "task" in model.model_fields else None)
+    """The legal values of the key that tells the branches of a union apart."""
+    inner = [
+        part for model in models for info in model.model_fields.values() for part in _specs(info.annotation)
     ]
+    return list(dict.fromkeys(tag for part in (*models, *inner) for tag in _choices("task", [part])))
+
+
+def _choices(key: str, models: list[type[BaseModel]]) -> Iterator[str]:
+    for model in models:
+        info = model.model_fields.get(key)
+        if info is not None and get_origin(info.annotation) is Literal:
+            yield from (str(value) for value in get_args(info.annotation))
 
 
 def _expected(text: str) -> list[str]:
@@ -201,9 +220,6 @@ def _expected(text: str) -> list[str]:
     return [part.strip().strip("'") for part in text.replace(" or ", ", ").split(",") if part.strip()]
 
 
-def _siblings(parent: Any, models: list[type[BaseModel]]) -> str | None:
-    """What was written beside a missing key helps to see the slip; nothing to say when it was empty."""
-    if not isinstance(parent, Mapping) or not parent:
-        return None
+def _needed(parent: Any, models: list[type[BaseModel]]) -> str | None:
     needed = [name for model in models for name, info in model.model_fields.items() if info.is_required()]
-    return f"needs {', '.join(needed)}" if len(needed) > 1 else None
+    return f"needs {', '.join(needed)}" if isinstance(parent, Mapping) and len(needed) > 1 else None

@@ -1,0 +1,532 @@
+"""A job: a model, GPUs and a run; what a job file, a measured run and a CI check have in common.
+
+A run says what was chosen. What nobody said is left unset here; `with_defaults` fills it in and
+returns every value it chose with the reason, so that each can be printed and set by name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+
+from gpucalc.errors import InputError, nearest
+from gpucalc.spec.base import Spec, refuse
+from gpucalc.spec.fleet import GRAMMAR, FleetSpec, parse_fleet
+
+# -- the words a value may be ---------------------------------------------------------------------
+
+MAX_DEGREE = 2**17  # ranks along one parallel axis
+MAX_TOKENS_PER_SEQUENCE = 2**27
+MAX_BATCH = 10**9
+MAX_TOKENS = 10**17  # of a whole training budget
+
+
+def _whole(limit: int, *, least: int = 1, auto: bool = False) -> BeforeValidator:
+    legal = f"a whole number from {least:,} to {limit:,}" + (", or auto" if auto else "")
+
+    def check(value: Any) -> Any:
+        if auto and value == "auto":
+            return value
+        if type(value) is float and value.is_integer():
+            value = int(value)
+        if type(value) is not int or not least <= value <= limit:
+            raise refuse(_wrong_number(value), legal=legal)
+        return value
+
+    return BeforeValidator(check)
+
+
+def _real(low: float, high: float, words: str) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        if type(value) not in (int, float) or not low < value <= high:
+            raise refuse(_wrong_number(value), legal=words)
+        return float(value)
+
+    return BeforeValidator(check)
+
+
+def _wrong_number(value: Any) -> str:
+    if isinstance(value, str):
+        return "must be a number, not text"
+    if type(value) not in (int, float):
+        return "must be a number"
+    if math.isnan(value):
+        return "must be a number, not NaN"
+    if value <= 0:
+        return "must be positive" if value < 0 else "must not be zero"
+    return "is out of range"
+
+
+def _named(legal: tuple[str, ...], aliases: Mapping[str, str] | None = None) -> BeforeValidator:
+    known = dict(aliases or {}) | {_folded(name): name for name in legal}
+
+    def check(value: Any) -> Any:
+        name = known.get(_folded(value)) if isinstance(value, str) else None
+        if name is None:
+            near = nearest(_folded(value), known) if isinstance(value, str) else ()
+            raise refuse(
+                "is not a legal value",
+                legal=", ".join(legal),
+                near=tuple(dict.fromkeys(known[name] for name in near)),
+            )
+        return name
+
+    return BeforeValidator(check)
+
+
+def _folded(name: str) -> str:
+    return name.strip().lower().replace("_", "-")
+
+
+TRAIN_FRAMEWORKS = ("ddp", "fsdp", "deepspeed", "megatron", "torchtitan", "hf")
+SERVE_FRAMEWORKS = ("vllm", "sglang", "trtllm", "llamacpp", "hf")
+PRECISIONS = (
+    "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4", "bf16-pure", "fp16-pure",
+)  # fmt: skip
+OPTIMIZERS = (
+    "adamw", "adam", "sgd", "sgd-momentum", "adafactor", "lion", "lamb", "muon",
+    "adamw-8bit", "adamw-4bit", "paged-adamw", "paged-adamw-8bit", "lion-8bit",
+)  # fmt: skip
+RECOMPUTE = ("none", "selective", "selective-op", "selective-layer", "full")
+METHODS = ("full", "lora", "qlora")
+ATTENTION = ("flash", "sdpa", "eager")
+OFFLOAD = (
+    "none", "optimizer-cpu", "optimizer+gradients-cpu", "params+optimizer-cpu", "activations-cpu",
+    "optimizer-nvme", "params+optimizer-nvme",
+)  # fmt: skip
+QUANTIZATIONS = ("nf4", "nf4-double", "int4-gptq", "int8")
+SERVE_DTYPES = ("bf16", "fp16", "fp32")
+KV_DTYPES = ("auto", "bf16", "fp16", "fp32", "fp8", "int8", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1")
+
+_FLOAT_NAMES = {
+    "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "f16": "fp16", "float32": "fp32", "f32": "fp32",
+    "float": "fp32", "float8": "fp8",
+}  # fmt: skip
+_PRECISION_NAMES = _FLOAT_NAMES | {"bf16-true": "bf16-pure", "fp16-true": "fp16-pure", "bf16-mixed": "bf16",
+                                   "fp16-mixed": "fp16", "fp4": "nvfp4"}  # fmt: skip
+_OPTIMIZER_NAMES = {
+    "adamw-fused": "adamw", "adamw-torch": "adamw", "adamw-torch-fused": "adamw", "adamw-hf": "adamw",
+    "fused-adam": "adam", "fusedadam": "adam",
+    "adam8bit": "adamw-8bit", "adamw8bit": "adamw-8bit", "adam-8bit": "adamw-8bit", "bnb-8bit": "adamw-8bit",
+    "adamw-bnb-8bit": "adamw-8bit", "ao-8bit": "adamw-8bit", "ao-4bit": "adamw-4bit",
+    "paged-adamw-32bit": "paged-adamw", "momentum": "sgd-momentum",
+}  # fmt: skip
+_RECOMPUTE_NAMES = {"no": "none", "off": "none", "selective-block": "selective-layer"}
+_OFFLOAD_NAMES = {
+    "no": "none", "cpu": "params+optimizer-cpu", "optimizer": "optimizer-cpu",
+    "activations": "activations-cpu",
+    "params-optimizer-cpu": "params+optimizer-cpu", "optimizer-gradients-cpu": "optimizer+gradients-cpu",
+}  # fmt: skip
+_QUANTIZATION_NAMES = {"bnb.nf4": "nf4", "bnb.nf4-dq": "nf4-double", "nf4-dq": "nf4-double", "4bit": "nf4",
+                       "gptq": "int4-gptq", "8bit": "int8"}  # fmt: skip
+_STAGE_NAMES = {
+    "no-shard": 0, "full-shard": 3, "fsdp-full-shard": 3, "shard-grad-op": 2, "fsdp-shard-grad-op": 2,
+}  # fmt: skip
+_GGUF = re.compile(r"(?:ud-)?(?:i?q[1-8](?:-[a-z0-9]{1,3}){0,2}|f16|bf16|f32)")
+_QUANTS = (
+    "none", "fp8", "int8", "int4", "awq", "gptq-int4", "gptq-int8", "nvfp4", "mxfp4", "mxfp8", "nf4",
+    "w8a8-int8",
+)  # fmt: skip
+
+
+def _zero_stage(value: Any) -> Any:
+    if isinstance(value, str):
+        value = _STAGE_NAMES.get(_folded(value), value)
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    if value != "auto" and (type(value) is not int or not 0 <= value <= 3):
+        raise refuse(
+            "is not a sharding stage", legal="0, 1, 2, 3, auto, or full-shard, shard-grad-op, no-shard"
+        )
+    return value
+
+
+def _quant(value: Any) -> Any:
+    near: tuple[str, ...] = ()
+    if isinstance(value, str):
+        name = _folded(value)
+        if name in _QUANTS:
+            return name
+        if _GGUF.fullmatch(name):
+            return name.replace("-", "_")
+        near = nearest(name, _QUANTS)
+    raise refuse(
+        "is not a legal value", legal=f"{', '.join(_QUANTS)}, or a GGUF type such as q4_k_m", near=near
+    )
+
+
+Auto = Literal["auto"]
+Degree = Annotated[int | Auto, _whole(MAX_DEGREE, auto=True)]
+Batch = Annotated[int | Auto, _whole(MAX_BATCH, auto=True)]
+Tokens = Annotated[int, _whole(MAX_TOKENS_PER_SEQUENCE)]
+Flag = Annotated[bool, Field(strict=True)]
+
+# -- which key means something where --------------------------------------------------------------
+
+# Keys only some frameworks have; a value that switches nothing on (1, 0, false, none) is legal anywhere.
+_MODEL_PARALLEL = ("megatron", "torchtitan", "deepspeed")
+_TRAIN_KEYS: dict[str, tuple[str, ...]] = {
+    "tp": _MODEL_PARALLEL,
+    "pp": _MODEL_PARALLEL,
+    "vpp": ("megatron", "torchtitan"),
+    "cp": _MODEL_PARALLEL,
+    "ep": _MODEL_PARALLEL,
+    "etp": ("megatron", "torchtitan"),
+    "sequence_parallel": _MODEL_PARALLEL,
+    "dp_shard": ("fsdp", "torchtitan", "megatron"),
+    "reshard_after_forward": ("fsdp", "torchtitan"),
+    "gradient_as_bucket_view": ("ddp", "hf"),
+}
+_STAGES: dict[str, tuple[int, ...]] = {
+    "ddp": (0,),
+    "hf": (0,),
+    "fsdp": (0, 2, 3),
+    "torchtitan": (0, 2, 3),
+    "deepspeed": (0, 1, 2, 3),
+    "megatron": (0, 1, 2, 3),
+}
+_SERVE_KEYS: dict[str, tuple[str, ...]] = {
+    "gpu_memory_utilization": ("vllm", "trtllm"),
+    "mem_fraction_static": ("sglang",),
+    "enforce_eager": ("vllm", "sglang"),
+    "max_num_batched_tokens": ("vllm", "sglang", "trtllm"),
+    "max_num_seqs": ("vllm", "sglang", "trtllm", "llamacpp"),
+    "ep": ("vllm", "sglang", "trtllm"),
+    "dp": ("vllm", "sglang", "trtllm"),
+}
+_IDLE: tuple[Any, ...] = (None, 1, 0, False, "none")
+
+
+def _belongs(key: str, value: Any, framework: str | None, table: Mapping[str, tuple[str, ...]]) -> None:
+    where = table.get(key)
+    if where is None or framework is None or framework in where:
+        return
+    if any(value is idle or value == idle for idle in _IDLE):
+        return
+    raise refuse(f"does not apply to {framework}", legal=f"with framework {', '.join(where)}")
+
+
+class Lora(Spec):
+    """Low-rank adapters on a frozen base."""
+
+    rank: Annotated[int, _whole(65_536)] = 16
+    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    alpha: Annotated[float, _real(0, 1e6, "a positive number")] | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dtype: Annotated[Literal["fp32", "bf16"], _named(("fp32", "bf16"), _FLOAT_NAMES)] = "fp32"
+    train_embeddings: Flag = False
+    trainable: Annotated[int, _whole(10**13)] | None = Field(
+        default=None,
+        description="trainable parameters where known; overrides the count from rank and targets",
+    )
+    kind: Literal["lora", "adapter", "adapter_v2"] = "lora"
+
+
+class TrainRun(Spec):
+    """One training run. Unset keys are filled by `with_defaults`."""
+
+    task: Literal["train"] = "train"
+    framework: Annotated[
+        Literal["ddp", "fsdp", "deepspeed", "megatron", "torchtitan", "hf"], _named(TRAIN_FRAMEWORKS)
+    ]
+    precision: Annotated[str, _named(PRECISIONS, _PRECISION_NAMES)] = Field(
+        default="bf16", description="mixed with fp32 master weights, unless -pure"
+    )
+    optimizer: Annotated[str, _named(OPTIMIZERS, _OPTIMIZER_NAMES)] = "adamw"
+    seq_len: Tokens | None = Field(
+        default=None, description="tokens per sequence; models of images have none"
+    )
+    micro_batch: Batch = Field(default="auto", description="sequences per GPU and forward pass")
+    global_batch: Batch | None = Field(default=None, description="sequences per optimizer step")
+    grad_accum: Annotated[int, _whole(MAX_BATCH)] | None = Field(
+        default=None, description="micro-batches per step"
+    )
+    tp: Degree = Field(default=1, description="tensor parallel ranks")
+    pp: Degree = Field(default=1, description="pipeline stages")
+    vpp: Degree = Field(default=1, description="virtual stages per pipeline rank (interleaved schedule)")
+    cp: Degree = Field(default=1, description="context parallel ranks")
+    ep: Degree = Field(default=1, description="expert parallel ranks")
+    etp: Degree | None = Field(default=None, description="tensor parallel ranks inside an expert")
+    dp: Degree | None = Field(default=None, description="data parallel ranks; what tp, pp and cp leave")
+    dp_shard: Annotated[int, _whole(MAX_DEGREE)] | None = Field(
+        default=None, description="data parallel ranks that share one sharded copy (hybrid sharding)"
+    )
+    zero_stage: Annotated[int | Auto | None, BeforeValidator(_zero_stage)] = Field(
+        default=None, description="0 replicated, 1 optimizer, 2 + gradients, 3 + parameters sharded"
+    )
+    sequence_parallel: Flag | None = None
+    recompute: Annotated[str, _named(RECOMPUTE, _RECOMPUTE_NAMES)] = "none"
+    attention: Annotated[str, _named(ATTENTION)] | None = None
+    flash_attention: Flag | None = Field(
+        default=None, description="true: attention flash, false: attention eager"
+    )
+    fused_loss: Flag = Field(default=False, description="the loss never holds whole logits (Liger, chunked)")
+    compile: Flag = Field(default=False, description="torch.compile")
+    dropout: Flag | None = Field(
+        default=None, description="whether dropout is active; unset: as the model says"
+    )
+    gradient_as_bucket_view: Flag = False
+    reshard_after_forward: Flag | None = Field(default=None, description="false: as zero_stage 2")
+    offload: Annotated[str, _named(OFFLOAD, _OFFLOAD_NAMES)] = "none"
+    method: Annotated[Literal["full", "lora", "qlora"], _named(METHODS)] = "full"
+    quantization: Annotated[str, _named(QUANTIZATIONS, _QUANTIZATION_NAMES)] | None = Field(
+        default=None, description="of the frozen base"
+    )
+    lora: Lora | None = None
+    tokens: Annotated[int, _whole(MAX_TOKENS)] | None = Field(default=None, description="training budget")
+    precision_detail: str | None = Field(
+        default=None, description="the source's own words; kept for the record"
+    )
+    workload: str | None = Field(default=None, description="kept for the record")
+    stack: str | None = Field(default=None, description="kept for the record")
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _agrees(cls, value: Any, info: ValidationInfo) -> Any:
+        key, given = info.field_name or "", info.data
+        framework = given.get("framework")
+        _belongs(key, value, framework, _TRAIN_KEYS)
+        problem = _TRAIN_RULES[key](value, given) if value is not None and key in _TRAIN_RULES else None
+        if problem:
+            raise refuse(problem[0], legal=problem[1])
+        return value
+
+    @classmethod
+    def explain_unknown(cls, key: str) -> str | None:
+        """Why a key that is unknown here may have been meant."""
+        return "is a key of serving runs, not of training" if key in ServeRun.model_fields else None
+
+
+_Rule = Callable[[Any, Mapping[str, Any]], tuple[str, str] | None]
+
+
+def _stage_rule(value: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
+    framework = given.get("framework")
+    if framework is None or value == "auto" or value in _STAGES[framework]:
+        return None
+    return f"{framework} has no such sharding stage", ", ".join(map(str, _STAGES[framework]))
+
+
+def _flash_rule(value: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
+    attention = given.get("attention")
+    if attention is None or value == (attention == "flash"):
+        return None
+    return f"contradicts attention: {attention}", "one of the two keys"
+
+
+def _reshard_rule(value: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
+    stage = given.get("zero_stage")
+    if stage in (None, "auto") or stage == (3 if value else 2):
+        return None
+    return f"contradicts zero_stage: {stage}", "one of the two keys"
+
+
+def _offload_rule(value: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
+    framework = given.get("framework")
+    if value.endswith("nvme") and framework not in ("deepspeed", None):
+        return f"does not apply to {framework}", "NVMe offload with framework deepspeed"
+    if value.startswith("params") and framework == "ddp":
+        return "does not apply to ddp, which keeps every parameter on every GPU", "none, optimizer-cpu"
+    return None
+
+
+def _quantization_rule(_: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
+    if given.get("method", "full") != "full":
+        return None
+    return "a quantised base cannot be trained in full", "with method lora or qlora"
+
+
+def _lora_rule(_: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
+    return ("needs a method that uses it", "method lora or qlora") if given.get("method") == "full" else None
+
+
+_TRAIN_RULES: dict[str, _Rule] = {
+    "zero_stage": _stage_rule,
+    "flash_attention": _flash_rule,
+    "reshard_after_forward": _reshard_rule,
+    "offload": _offload_rule,
+    "quantization": _quantization_rule,
+    "lora": _lora_rule,
+}
+
+
+class ServeRun(Spec):
+    """One serving deployment."""
+
+    task: Literal["serve"] = "serve"
+    framework: Annotated[
+        Literal["vllm", "sglang", "trtllm", "llamacpp", "hf"],
+        _named(SERVE_FRAMEWORKS, {"llama.cpp": "llamacpp", "tensorrt-llm": "trtllm", "transformers": "hf"}),
+    ]
+    version: str | None = None
+    dtype: Annotated[str, _named(SERVE_DTYPES, _FLOAT_NAMES)] = "bf16"
+    quant: Annotated[str, BeforeValidator(_quant)] | None = None
+    kv_dtype: Annotated[str, _named(KV_DTYPES, _FLOAT_NAMES)] = "auto"
+    tp: Degree = 1
+    pp: Degree = 1
+    dp: Degree = 1
+    ep: Degree = 1
+    max_model_len: Tokens | None = None
+    max_num_seqs: Annotated[int, _whole(10**6)] | None = None
+    max_num_batched_tokens: Tokens | None = None
+    gpu_memory_utilization: (
+        Annotated[float, _real(0, 1, "a fraction above 0, at most 1: 0.9 is 90 %")] | None
+    ) = None
+    mem_fraction_static: Annotated[float, _real(0, 1, "a fraction above 0, at most 1")] | None = None
+    enforce_eager: Flag = False
+    isl: Tokens | None = Field(default=None, description="input tokens per request")
+    osl: Tokens | None = Field(default=None, description="output tokens per request")
+    concurrency: Annotated[int, _whole(10**6)] | None = Field(default=None, description="requests in flight")
+    ttft_ms: Annotated[float, _real(0, 1e9, "milliseconds above 0")] | None = Field(
+        default=None, description="target: time to first token"
+    )
+    tpot_ms: Annotated[float, _real(0, 1e9, "milliseconds above 0")] | None = Field(
+        default=None, description="target: time per output token"
+    )
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _agrees(cls, value: Any, info: ValidationInfo) -> Any:
+        _belongs(info.field_name or "", value, info.data.get("framework"), _SERVE_KEYS)
+        return value
+
+    @classmethod
+    def explain_unknown(cls, key: str) -> str | None:
+        """Why a key that is unknown here may have been meant."""
+        return "is a key of training runs, not of serving" if key in TrainRun.model_fields else None
+
+
+Run = Annotated[TrainRun | ServeRun, Field(discriminator="task")]
+
+
+def _fleet_words(value: Any) -> Any:
+    try:
+        parse_fleet(value)
+    except InputError as error:
+        raise refuse(error.problem, legal=GRAMMAR) from None
+    return value
+
+
+def _model_words(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if not value:
+            raise refuse("is empty", legal="a catalogue id, a path, or the model's own keys")
+        return dict(value)
+    if not isinstance(value, str) or not value.strip() or len(value) > 4096:
+        raise refuse("is not a model", legal="a catalogue id, a path, or the model's own keys")
+    return value
+
+
+class Job(Spec):
+    """A model on GPUs doing a run. `measured` and `source` make it a measured run, `expect` a check."""
+
+    name: str | None = None
+    model: Annotated[str | dict[str, Any], BeforeValidator(_model_words)]
+    gpus: Annotated[str, BeforeValidator(_fleet_words)] | None = None
+    system: str | None = None
+    run: Run
+    expect: dict[str, bool | int | float | str] | None = None
+    measured: dict[str, Any] | None = None
+    source: dict[str, Any] | str | None = None
+    notes: str | None = None
+
+    @property
+    def fleet(self) -> FleetSpec:
+        """The GPUs as parts. Raises InputError when the job names none."""
+        if self.gpus is None:
+            raise InputError("no GPUs given", key="gpus", legal=f"--gpus or a gpus: key, {GRAMMAR}")
+        return parse_fleet(self.gpus, key="gpus")
+
+
+# -- defaults -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """A value nobody stated: the dotted key that sets it, the value taken and why."""
+
+    key: str
+    value: Any
+    why: str
+
+
+_DEFAULT_STAGE = {
+    "ddp": (0, "DDP replicates everything"),
+    "hf": (0, "one replica per GPU"),
+    "fsdp": (3, "FSDP's own default, FULL_SHARD"),
+    "torchtitan": (3, "torchtitan shards over all data parallel ranks by default"),
+    "deepspeed": (0, "DeepSpeed's own default"),
+    "megatron": (1, "the published Megatron recipes use the distributed optimizer"),
+}
+_TRAIN_DEFAULTS = {
+    "precision": "the usual choice since 2020: bf16 compute, fp32 master weights",
+    "optimizer": "the usual choice for Transformers",
+    "micro_batch": "searched: the largest that fits",
+    "recompute": "off in every framework until asked for",
+    "method": "all parameters are trained",
+    "fused_loss": "off in every framework until asked for",
+    "compile": "off in every framework until asked for",
+    "offload": "off in every framework until asked for",
+}
+_DEGREES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
+
+
+def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
+    """The run with every unstated key filled that does not depend on the layout, and what was filled.
+
+    Set afterwards: zero_stage, attention, sequence_parallel, reshard_after_forward; `lora` when the
+    method uses it; `etp` when `tp` is a number. Left to the plan: dp, grad_accum, global_batch,
+    seq_len of a model that needs one, and every value that is "auto".
+    """
+    said, chosen = run.model_fields_set, {}
+    listed: list[Default] = []
+
+    def choose(key: str, value: Any, why: str) -> None:
+        chosen[key] = value
+        listed.append(Default(f"run.{key}", value, why))
+
+    for key, why in _TRAIN_DEFAULTS.items():
+        if key not in said:
+            choose(key, getattr(run, key), why)
+    for key, words in _DEGREES.items():
+        if key not in said and run.framework in _TRAIN_KEYS[key]:
+            choose(key, 1, f"no {words} parallelism until asked for")
+    if run.zero_stage is None:
+        if run.reshard_after_forward is not None:
+            chosen["zero_stage"] = 3 if run.reshard_after_forward else 2  # said in other words
+        elif run.dp_shard is not None:
+            chosen["zero_stage"] = 3 if run.framework != "megatron" else 1
+        else:
+            choose("zero_stage", *_DEFAULT_STAGE[run.framework])
+    stage = chosen.get("zero_stage", run.zero_stage)
+    if run.reshard_after_forward is None and stage != "auto":
+        chosen["reshard_after_forward"] = stage == 3
+    if run.attention is None:
+        if run.flash_attention is not None:
+            chosen["attention"] = "flash" if run.flash_attention else "eager"  # said in other words
+        elif run.framework in ("megatron", "torchtitan"):
+            choose("attention", "flash", f"{run.framework} uses fused attention")
+        else:
+            choose("attention", "sdpa", "PyTorch's and Transformers' default")
+    if run.sequence_parallel is None:
+        beside_tp = run.tp == "auto" or run.tp > 1
+        if beside_tp and run.framework in ("megatron", "torchtitan"):
+            choose("sequence_parallel", True, f"the published {run.framework} recipes use it with tp")
+        elif beside_tp:
+            choose("sequence_parallel", False, f"off in {run.framework} until asked for")
+        else:
+            chosen["sequence_parallel"] = False  # means nothing without tp
+    if run.etp is None and run.ep != 1 and run.tp != "auto" and run.framework == "megatron":
+        choose("etp", run.tp, "Megatron's own default: experts are divided like the rest")
+    elif run.etp is None and run.tp != "auto":
+        chosen["etp"] = 1
+    if run.method != "full" and run.lora is None:
+        choose("lora", Lora(), "PEFT's usual choice: rank 16 on every linear layer, fp32 adapters")
+    if run.method == "qlora" and run.quantization is None:
+        choose("quantization", "nf4", "the QLoRA paper's format")
+    return run.model_copy(update=chosen), tuple(listed)
