@@ -1,0 +1,66 @@
+"""The process: what happened becomes an exit code and at most one line on stderr.
+
+Nothing heavy is imported before it is known to be needed: `--version` imports nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from gpucalc import __version__
+from gpucalc.errors import ExitCode, GpucalcError, one_line
+
+REPORT_TO = "please report it with this line, the command and the output of --debug"
+ANYWHERE = ("--debug", "--no-color")  # flags of the whole program, accepted after the command too
+INTERRUPTED = 130  # 128 + SIGINT, what shells expect of a program stopped from the keyboard
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given == ["--version"]:
+        print(f"gpucalc {__version__}")
+        return ExitCode.ANSWERED
+    debug = "--debug" in given
+    given = [flag for flag in ANYWHERE if flag in given] + [item for item in given if item not in ANYWHERE]
+    try:
+        from gpucalc.cli import app
+
+        return int(app(args=given, prog_name="gpucalc", standalone_mode=False) or ExitCode.ANSWERED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except GpucalcError as error:
+        return _fail(error, str(error), error.exit_code, debug)
+    except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
+        problem = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return _fail(error, problem, ExitCode.USAGE, debug)
+    except Exception as error:
+        if usage := _usage_problem(error):
+            return _fail(error, usage, ExitCode.USAGE, debug)
+        problem = f"internal error: {type(error).__name__}: {error}; {REPORT_TO}"
+        return _fail(error, problem, ExitCode.INTERNAL, debug)
+
+
+def _fail(error: Exception, message: str, code: ExitCode, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exception(error)
+    print(f"gpucalc: {one_line(message)}", file=sys.stderr)
+    return code
+
+
+def _usage_problem(error: Exception) -> str | None:
+    """The text of a wrong flag or argument. typer ships its own copy of click, under a private
+    name that moves between versions, so its errors are known by what they can do."""
+    describe = getattr(error, "format_message", None)
+    if describe is None:
+        return None
+    context = getattr(error, "ctx", None)
+    command = getattr(context, "command_path", "gpucalc")
+    text = " ".join(str(describe()).split()).rstrip(".")
+    return f"{text}; see {command} --help" if text else f"see {command} --help"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,318 @@
+"""The command line: words, flags and exit codes.
+
+Only typer and the standard library are imported on top; a command imports what it needs, so
+that `--help` and `plan --json` stay quick. Answers go to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from gpucalc.errors import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from rich.console import RenderableType
+
+    from gpucalc.plan.answer import Plan
+
+
+class _ListFirst(TyperGroup):
+    """A group whose `list` command may be left out: `gpucalc gpus --arch hopper`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] != "--help"):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+def _group(help_text: str) -> typer.Typer:
+    # Coloured help would cost 80 ms on every --help; errors are worded in __main__.
+    return typer.Typer(cls=_ListFirst, rich_markup_mode=None, pretty_exceptions_enable=False, help=help_text)
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Does a model fit these GPUs, how fast will it run, what binds, and what would help.",
+    epilog="Exit codes: 0 answered, 1 the answer is no (--strict, checks), 2 usage or bad input, "
+    "3 internal error, 4 cannot measure.",
+)
+gpus_app = _group("List, show and compare GPUs, with the source of every figure.")
+models_app = _group("List, show and compare models, with parameters counted from the architecture.")
+systems_app = _group("List, show and compare servers and instances, with the source of every figure.")
+app.add_typer(gpus_app, name="gpus")
+app.add_typer(models_app, name="models")
+app.add_typer(systems_app, name="systems")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+CatalogDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--catalog", metavar="DIR", help="Catalogue searched before $GPUCALC_CATALOG and the shipped one."
+    ),
+]
+JobName = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="Job file, shipped job, model file, config.json, folder or catalogue model."
+    ),
+]
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus", metavar="SPEC", help="GPUs, such as 8xH100-SXM or 2x8xA100+4xL40S; wins over the job."
+    ),
+]
+Task = Annotated[
+    str | None,
+    typer.Option("--task", metavar="train|serve", help="Which default run to plan when JOB is only a model."),
+]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the job; repeatable.")
+]
+
+
+@app.callback()
+def _everywhere(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    no_color: Annotated[
+        bool, typer.Option("--no-color", help="No colour; also $NO_COLOR. May stand anywhere.")
+    ] = False,
+    debug: Annotated[  # noqa: ARG001  # read in __main__, before anything can fail
+        bool, typer.Option("--debug", help="Print a traceback with an error. May stand anywhere.")
+    ] = False,
+) -> None:
+    if version:
+        from gpucalc import __version__
+
+        emit(f"gpucalc {__version__}")
+        raise typer.Exit(ExitCode.ANSWERED)
+    if no_color:
+        os.environ["NO_COLOR"] = "1"
+
+
+@app.command("plan")
+def plan_command(
+    job: JobName,
+    gpus: Gpus = None,
+    task: Task = None,
+    sets: Sets = None,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when the plan does not fit.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict alone.")] = False,
+) -> None:
+    """Say whether JOB fits its GPUs, how fast it runs, what binds, what it costs and what would help."""
+    from gpucalc.plan.answer import Level
+
+    answer, provenance = _planned(job, gpus, task, sets, catalog)
+    if as_json:
+        from gpucalc.report import json
+
+        emit_json(json.plan(answer, provenance))
+    else:
+        from gpucalc.report import table
+
+        draw(table.verdict(answer.verdict) if quiet else table.plan(answer))
+    if strict and answer.verdict.level is Level.DOES_NOT_FIT:
+        raise typer.Exit(ExitCode.NO)
+
+
+@app.command("explain")
+def explain_command(
+    job: JobName,
+    line: Annotated[
+        str, typer.Argument(metavar="LINE", help="Dotted path of a line of the plan, or the end of one.")
+    ],
+    gpus: Gpus = None,
+    task: Task = None,
+    sets: Sets = None,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show one number of JOB's plan as formula, values, result and source, down to the facts."""
+    from gpucalc.explain import explain
+
+    answer, _ = _planned(job, gpus, task, sets, catalog)
+    verdict = answer.verdict
+    found = explain(answer.root, line, prefer=(f"stage_{verdict.stage}", verdict.phase))
+    if as_json:
+        from gpucalc.report import json
+
+        emit_json(json.explanation(found))
+    else:
+        from gpucalc.report import table
+
+        draw(table.explanation(found))
+
+
+def _planned(
+    job: str, gpus: str | None, task: str | None, sets: list[str] | None, catalog: Path | None
+) -> tuple[Plan, Mapping[str, Any]]:
+    raise NotImplementedError
+
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Catalogue name or alias, case and punctuation free.")
+]
+
+
+@gpus_app.command("list")
+def gpus_list(
+    vendor: Annotated[str | None, typer.Option(help="Only this vendor.")] = None,
+    arch: Annotated[str | None, typer.Option(help="Only this architecture, such as hopper.")] = None,
+    min_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="At least this much, such as 40GB.")
+    ] = None,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+) -> None:
+    """List the GPUs of the catalogue."""
+    from gpucalc.catalog import open_catalog
+
+    at_least = _size(min_memory, "--min-memory")
+    entries = [open_catalog(catalog).gpu(name)[0] for name in open_catalog(catalog).names("gpus")]
+    entries = _only(entries, "--vendor", vendor, lambda gpu: gpu.vendor)
+    entries = _only(entries, "--arch", arch, lambda gpu: gpu.arch)
+    entries = [gpu for gpu in entries if gpu.memory_label.si >= at_least]
+    _entries(entries, "gpus", as_json)
+
+
+@gpus_app.command("show")
+def gpus_show(name: Name, catalog: CatalogDir = None, as_json: Json = False) -> None:
+    """Show every figure of a GPU with its unit, kind and source."""
+    _entry("gpus", name, catalog, as_json)
+
+
+@gpus_app.command("compare")
+def gpus_compare(a: Name, b: Name, catalog: CatalogDir = None, as_json: Json = False) -> None:
+    """Show two GPUs side by side."""
+    _comparison("gpus", a, b, catalog, as_json)
+
+
+@systems_app.command("list")
+def systems_list(
+    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="Only systems of this GPU.")] = None,
+    provider: Annotated[str | None, typer.Option(help="Only this provider.")] = None,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+) -> None:
+    """List the systems of the catalogue."""
+    from gpucalc.catalog import open_catalog
+
+    known = open_catalog(catalog)
+    entries = [known.system(name) for name in known.names("systems")]
+    if gpu is not None:
+        wanted = known.gpu(gpu)[0].id
+        entries = [system for system in entries if system.gpu == wanted]
+    entries = _only(entries, "--provider", provider, lambda system: system.provider)
+    _entries(entries, "systems", as_json)
+
+
+@systems_app.command("show")
+def systems_show(name: Name, catalog: CatalogDir = None, as_json: Json = False) -> None:
+    """Show every figure of a system with its unit, kind and source."""
+    _entry("systems", name, catalog, as_json)
+
+
+@systems_app.command("compare")
+def systems_compare(a: Name, b: Name, catalog: CatalogDir = None, as_json: Json = False) -> None:
+    """Show two systems side by side."""
+    _comparison("systems", a, b, catalog, as_json)
+
+
+def _entries(entries: list[Any], kind: str, as_json: bool) -> None:
+    from gpucalc.report import json
+
+    if as_json:
+        emit_json(json.entries(kind, entries))
+    else:
+        from gpucalc.report import catalogue
+
+        draw(catalogue.gpus(entries) if kind == "gpus" else catalogue.systems(entries))
+
+
+def _entry(kind: str, name: str, folder: Path | None, as_json: bool) -> None:
+    from gpucalc.catalog import open_catalog
+    from gpucalc.report import json
+
+    known = open_catalog(folder)
+    spec = known.gpu(name)[0] if kind == "gpus" else known.system(name)
+    origin = f"{known.path_of(kind, name)}, revision {known.revision_of(kind, name)}"
+    if as_json:
+        emit_json(json.entry(spec, file=origin))
+    else:
+        from gpucalc.report import catalogue
+
+        draw(catalogue.entry(spec, json.facts(spec), origin))
+
+
+def _comparison(kind: str, a: str, b: str, folder: Path | None, as_json: bool) -> None:
+    from gpucalc.catalog import open_catalog
+    from gpucalc.report import json
+
+    known = open_catalog(folder)
+    first, second = ((known.gpu(name)[0] if kind == "gpus" else known.system(name)) for name in (a, b))
+    if as_json:
+        emit_json(json.comparison(first, second))
+    else:
+        from gpucalc.report import catalogue
+
+        draw(catalogue.comparison(first, second))
+
+
+def _only(entries: list[Any], flag: str, wanted: str | None, of: Callable[[Any], str]) -> list[Any]:
+    """The entries with that value; a value no entry has is an error, not an empty list."""
+    if wanted is None:
+        return entries
+    kept = [entry for entry in entries if of(entry).casefold() == wanted.casefold()]
+    if not kept:
+        from gpucalc.errors import UnknownName
+
+        raise UnknownName(
+            "no entry has this value", where=flag, given=wanted, legal=sorted({of(e) for e in entries})
+        )
+    return kept
+
+
+def _size(text: str | None, flag: str) -> float:
+    from gpucalc.errors import InputError
+    from gpucalc.units import parse_bytes
+
+    if text is None:
+        return 0.0
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise InputError(str(error), where=flag) from None
+
+
+def emit_json(body: Mapping[str, Any]) -> None:
+    """Print one document."""
+    from gpucalc.report import json
+
+    emit(json.text(body))
+
+
+def draw(item: RenderableType) -> None:
+    """Print a table."""
+    from gpucalc.report.screen import render
+
+    emit(render(item))
+
+
+def emit(text: str) -> None:
+    """Print the answer. A reader that stops early (`| head`) changes neither the exit code nor stderr."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,1 @@
+"""Drawing: tables for people, JSON for programs. The only place, with the command line, that knows rich."""

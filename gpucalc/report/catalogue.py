@@ -1,0 +1,166 @@
+"""Catalogue entries as tables: every figure with its unit, kind and source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from gpucalc.report.json import figures
+from gpucalc.report.screen import QUIET, clean, columns, grid, heading, indent, whole
+from gpucalc.spec.base import Spec
+from gpucalc.spec.figure import Figure
+from gpucalc.spec.gpu import GpuSpec
+from gpucalc.spec.system import SystemSpec
+from gpucalc.units import count
+
+
+def gpus(entries: Sequence[GpuSpec]) -> RenderableType:
+    """One accelerator a row."""
+    table = columns("gpu", "arch", "memory", "bandwidth", "bf16", "fp8", "link", "TDP", right=range(2, 8))
+    for gpu in entries:
+        table.add_row(
+            clean(gpu.id),
+            clean(gpu.arch),
+            _short(gpu.memory_label),
+            _short(gpu.memory_bandwidth),
+            _short(gpu.peaks.get("bf16") or gpu.peaks.get("fp16")),
+            _short(gpu.peaks.get("fp8")),
+            _short(gpu.nvlink_bandwidth),
+            _short(gpu.tdp),
+        )
+    return Group(
+        table,
+        Text(f"{len(entries)} GPUs; * typed from memory or carried over, not yet confirmed", style=QUIET),
+    )
+
+
+def systems(entries: Sequence[SystemSpec]) -> RenderableType:
+    """One system a row."""
+    table = columns("system", "gpus", "domain", "network", "host RAM", "USD/GPU h", right=range(2, 6))
+    for system in entries:
+        nic = f"{system.nic.count} x {_short(system.nic.bandwidth)}" if system.nic else ""
+        table.add_row(
+            clean(system.id),
+            clean(f"{system.gpus}x{system.gpu}"),
+            str(system.nvlink_domain),
+            nic,
+            _short(system.host_ram),
+            f"{system.price.usd_per_gpu_hour.value:,.2f}" if system.price else "",
+        )
+    return Group(
+        table, Text(f"{len(entries)} systems; domain: GPUs that reach each other without PCIe", style=QUIET)
+    )
+
+
+def models(rows: Iterable[tuple[str, str, float | None, float | None, int | None]]) -> RenderableType:
+    """One model a row: id, kind, parameters counted from the architecture, active ones, context."""
+    table = columns("model", "kind", "parameters", "active", "context", right=(2, 3, 4))
+    shown = 0
+    for name, kind, total, active, context in rows:
+        shown += 1
+        table.add_row(
+            clean(name),
+            clean(kind),
+            "" if total is None else count(total),
+            "" if active is None or active == total else count(active),
+            "" if context is None else f"{context:,}",
+        )
+    return Group(table, Text(f"{shown} models; parameters are counted from the architecture", style=QUIET))
+
+
+def entry(spec: Spec, facts: Mapping[str, object], origin: str | None = None) -> RenderableType:
+    """One entry: its plain facts, its figures, what is said about them and the sources in full."""
+    found = dict(figures(spec))
+    sources = list(dict.fromkeys(ref for figure in found.values() for ref in _references(figure)))
+    parts: list[RenderableType] = [heading(str(getattr(spec, "name", None) or getattr(spec, "id", "")))]
+    plain_facts = grid("left", "left")
+    for key, value in facts.items():
+        plain_facts.add_row(Text(clean(key), style=QUIET), Text(clean(_fact(value))))
+    parts.append(indent(plain_facts))
+    if found:
+        table = columns("figure", "value", "kind", "source", right=(1,))
+        for key, figure in found.items():
+            marks = " ".join(f"[{sources.index(ref) + 1}]" for ref in _references(figure))
+            note = f" {clean(figure.note)}" if figure.note else ""
+            table.add_row(Text(clean(key)), Text(stated(figure)), Text(figure.kind.value), Text(marks + note))
+        parts += [Text(), heading("Figures"), indent(table)]
+    for title in ("disagreements", "notes"):
+        said = getattr(spec, title, ())
+        if said:
+            lines = (said,) if isinstance(said, str) else said
+            parts += [
+                Text(),
+                heading(title.capitalize()),
+                *(indent(Text("- " + clean(text))) for text in lines),
+            ]
+    if sources:
+        table = grid("right", "left")
+        for index, ref in enumerate(sources, 1):
+            table.add_row(Text(f"[{index}]"), Text(clean(ref)))
+        parts += [Text(), heading("Sources"), indent(table)]
+    if origin:
+        parts += [Text(), Text(f"from {clean(origin)}", style=QUIET)]
+    return Group(*parts)
+
+
+def comparison(first: Spec, second: Spec) -> RenderableType:
+    """Two entries side by side, with the second's figure over the first's."""
+    left, right = dict(figures(first)), dict(figures(second))
+    table = columns("figure", _id(first), _id(second), "ratio", right=(1, 2, 3))
+    for key in dict.fromkeys([*left, *right]):
+        a, b = left.get(key), right.get(key)
+        table.add_row(Text(clean(key)), Text(_shown(a)), Text(_shown(b)), Text(_ratio(a, b)))
+    return Group(table, Text("ratio: second over first; * typed from memory or carried over", style=QUIET))
+
+
+def facts_comparison(
+    first: Mapping[str, object], second: Mapping[str, object], names: tuple[str, str]
+) -> RenderableType:
+    """Two sets of plain facts side by side."""
+    table = columns("", *names, "ratio", right=(1, 2, 3))
+    for key in dict.fromkeys([*first, *second]):
+        a, b = first.get(key), second.get(key)
+        ratio = f"{b / a:.2f}" if _is_number(a) and _is_number(b) and a else ""  # type: ignore[operator]
+        table.add_row(Text(clean(key)), Text(clean(_fact(a))), Text(clean(_fact(b))), Text(ratio))
+    return table
+
+
+def stated(figure: Figure) -> str:
+    """A figure as the catalogue states it, with its unit."""
+    return f"{whole(figure.value)} {clean(figure.unit)}"
+
+
+def _references(figure: Figure) -> tuple[str, ...]:
+    return figure.references or figure.source
+
+
+def _short(figure: Figure | None) -> str:
+    return "" if figure is None else stated(figure) + ("*" if figure.kind == "assumed" else "")
+
+
+def _shown(figure: Figure | None) -> str:
+    return _short(figure) or "-"
+
+
+def _ratio(a: Figure | None, b: Figure | None) -> str:
+    return f"{b.si / a.si:.2f}" if a is not None and b is not None and a.si else ""
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_fact(item)}" for key, item in value.items())
+    if isinstance(value, tuple | list):
+        return ", ".join(_fact(item) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    return "" if value is None else str(value)
+
+
+def _is_number(item: object) -> bool:
+    return isinstance(item, int | float) and not isinstance(item, bool)
+
+
+def _id(spec: Spec) -> str:
+    return clean(getattr(spec, "id", None) or getattr(spec, "name", ""))

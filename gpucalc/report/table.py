@@ -1,0 +1,256 @@
+"""A plan and an explanation as text for people: the verdict first, then what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from gpucalc import units
+from gpucalc.explain import Explanation, number
+from gpucalc.line import Kind, Line
+from gpucalc.plan.answer import Action, Level, Plan, Verdict
+from gpucalc.plan.layout import Layout, Recipe
+from gpucalc.report.screen import (
+    QUIET,
+    bar,
+    clean,
+    columns,
+    grid,
+    heading,
+    indent,
+    label,
+    quantity,
+    whole,
+)
+
+_VERDICT = {
+    Level.FITS: ("FITS", Style(bold=True, color="green")),
+    Level.MARGINAL: ("MARGINAL", Style(bold=True, color="yellow")),
+    Level.DOES_NOT_FIT: ("DOES NOT FIT", Style(bold=True, color="red")),
+}
+_BAR = 22
+_SMALLEST_SHARE = 0.001  # parts below this share of their whole are left to --json and explain
+
+
+def plan(answer: Plan) -> RenderableType:
+    """The whole report of a plan."""
+    parts: list[RenderableType] = [_title(answer), Text(), verdict(answer.verdict), Text(), _memory(answer)]
+    if answer.time is not None:
+        parts += [Text(), _time(answer.time, answer.binds)]
+    if answer.cost is not None:
+        parts += [Text(), heading("Cost"), indent(_facts(answer.cost))]
+    if answer.assumptions:
+        parts += [
+            Text(),
+            heading("Assumed, marked * above; --set KEY=VALUE changes it"),
+            indent(_assumptions(answer)),
+        ]
+    if answer.actions:
+        parts += [Text(), heading("What would help"), indent(_actions(answer.actions))]
+    if answer.notes:
+        parts += [Text(), heading("Notes"), *(indent(Text("- " + clean(note))) for note in answer.notes)]
+    return Group(*parts)
+
+
+def verdict(decided: Verdict) -> RenderableType:
+    """The decision, its margin, the error it was weighed against and where the peak is."""
+    word, style = _VERDICT[decided.level]
+    needed, capacity = decided.needed.value, decided.capacity.value
+    spare = (
+        f"{units.gib(abs(decided.margin_bytes))} {'to spare' if decided.margin_bytes >= 0 else 'too much'}"
+    )
+    first = Text.assemble(
+        (word, style), f"  needs {units.gib(needed)} of {units.gib(capacity)} per GPU, {spare}"
+    )
+    error = decided.expected_error
+    against = {
+        Level.FITS: "the margin is larger than",
+        Level.MARGINAL: "the margin is within",
+        Level.DOES_NOT_FIT: "the excess is larger than",
+    }[decided.level]
+    why = f"{against} the expected error, ±{units.percent(error)} = ±{units.gib(error * needed)}"
+    where = f"peak: {decided.phase}, stage {decided.stage}; largest part: {clean(decided.binds)}"
+    return Group(first, indent(Text(f"{why} ({clean(decided.error_basis)})")), indent(Text(where)))
+
+
+def explanation(item: Explanation) -> RenderableType:
+    """A number as formula, values and result, then the same for what went in."""
+    return Group(*_explained(item, 0, set()))
+
+
+def _title(answer: Plan) -> RenderableType:
+    first = Text.assemble(
+        (clean(answer.name), Style(bold=True)), " on ", (clean(answer.fleet), Style(bold=True))
+    )
+    return Group(first, Text(_recipe(answer.recipe)), Text(_layout(answer.layout)))
+
+
+def _recipe(recipe: Recipe) -> str:
+    words = [recipe.framework, recipe.precision, recipe.optimizer, f"attention {recipe.attention}"]
+    words += [f"recompute {recipe.recompute}", f"seq_len {recipe.seq_len}"]
+    if recipe.method != "full":
+        words.insert(1, recipe.method)
+    return ", ".join(clean(word) for word in words)
+
+
+def _layout(layout: Layout) -> str:
+    degrees = [f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")]
+    shown = [text for text in degrees if not text.endswith(" 1")] or ["one GPU"]
+    if layout.zero_stage:
+        shown.append(f"zero_stage {layout.zero_stage}")
+    batch = f"micro_batch {layout.micro_batch} x {layout.micro_batches} = global_batch {layout.global_batch}"
+    return ", ".join([*shown, batch])
+
+
+def _memory(answer: Plan) -> RenderableType:
+    decided = answer.verdict
+    stages = [line for line in answer.memory.children if line.unit == "bytes"]
+    worst = _worst(stages, decided.stage)
+    capacity = decided.capacity.value
+    scale = max(capacity, decided.needed.value, 1)
+    title = (
+        "Memory per GPU"
+        if len(stages) < 2
+        else f"Memory per GPU, {clean(worst.name)} of {len(stages)}, the worst"
+    )
+    table = grid("left", "right", "right", "left")
+    peak = next((line for line in worst.children if line.name == decided.phase), worst)
+    table.add_row(Text(f"peak: {decided.phase}", style=QUIET), *_amount(decided.needed, scale, capacity))
+    for depth, part in _parts(peak):
+        table.add_row(Text("  " * (depth + 1) + label(part)), *_amount(part, scale, capacity))
+    others = [line for line in worst.children if line is not peak] if peak is not worst else []
+    for phase in others:
+        table.add_row(Text(label(phase), style=QUIET), *_amount(phase, scale, capacity))
+    rest = [line for line in stages if line is not worst]
+    parts: list[RenderableType] = [heading(title), indent(table)]
+    if rest:
+        parts.append(indent(Text(_stages(rest), style=QUIET)))
+    return Group(*parts)
+
+
+def _worst(stages: list[Line], stage: int) -> Line:
+    named = [line for line in stages if line.name.endswith(str(stage))]
+    return named[0] if named else stages[min(stage, len(stages) - 1)]
+
+
+def _stages(stages: list[Line]) -> str:
+    if len(stages) <= 4:
+        return "other stages: " + ", ".join(f"{clean(s.name)} {units.gib(s.value)}" for s in stages)
+    values = [stage.value for stage in stages]
+    return f"{len(stages)} other stages: {units.gib(min(values))} to {units.gib(max(values))}"
+
+
+def _amount(line: Line, scale: float, capacity: float) -> tuple[Text, Text, Text]:
+    share = units.percent(line.value / capacity, 0) if capacity else ""
+    return Text(units.gib(line.value)), Text(share), bar(line.value / scale, _BAR, limit=capacity / scale)
+
+
+def _parts(line: Line, depth: int = 0, whole: float | None = None) -> Iterator[tuple[int, Line]]:
+    """The parts of a sum, two levels deep, without those too small to matter."""
+    whole = line.value if whole is None else whole
+    for part in line.children:
+        if part.unit != line.unit or (whole and abs(part.value) < _SMALLEST_SHARE * whole):
+            continue
+        yield depth, part
+        if depth < 1:
+            yield from _parts(part, depth + 1, whole)
+
+
+def _time(step: Line, binds: str) -> RenderableType:
+    table = grid("left", "right", "right", "left")
+    table.add_row(Text("step"), Text(units.seconds(step.value)), Text(""), Text(""))
+    for depth, part in _parts(step):
+        share = part.value / step.value if step.value else 0.0
+        table.add_row(
+            Text("  " * (depth + 1) + label(part)),
+            Text(units.seconds(part.value)),
+            Text(units.percent(share, 0)),
+            bar(share, _BAR),
+        )
+    parts: list[RenderableType] = [heading("Time"), indent(table)]
+    if any(part.unit != step.unit for part in step.children):
+        parts.append(indent(_facts(step)))
+    parts.append(indent(Text(f"what binds: {clean(binds)}")))
+    return Group(*parts)
+
+
+def _facts(parent: Line) -> Table:
+    """Children that are not parts of the sum, one a row, with what they mean."""
+    table = grid("left", "right", "left")
+    for line in parent.children or (parent,):
+        if line.unit != parent.unit or not parent.children or parent.unit == "USD":
+            table.add_row(
+                Text(label(line)),
+                Text(quantity(line.value, line.unit)),
+                Text(clean(line.note or ""), style=QUIET),
+            )
+    return table
+
+
+def _assumptions(answer: Plan) -> Table:
+    table = grid("left", "left")
+    for item in answer.assumptions:
+        table.add_row(Text(f"{clean(item.key)} = {clean(item.value)}"), Text(clean(item.why), style=QUIET))
+    return table
+
+
+def _actions(actions: tuple[Action, ...]) -> Table:
+    table = columns("change", "verdict", "needs", "step", "tokens/s", right=(2, 3, 4))
+    for action in actions:
+        table.add_row(
+            Text(clean(action.title)),
+            Text(*_VERDICT[action.level]),
+            Text(units.gib(action.needed_bytes)),
+            Text(units.seconds(action.step_s) if action.step_s is not None else ""),
+            Text(whole(action.tokens_per_s) if action.tokens_per_s is not None else ""),
+        )
+    return table
+
+
+def _explained(item: Explanation, depth: int, shown: set[int]) -> Iterator[RenderableType]:
+    line = item.line
+    pad = "  " * depth
+    exact = f" = {number(line.value)} {clean(line.unit)}" if line.unit in ("bytes", "s") else ""
+    name = item.path or line.name
+    yield Text.assemble(
+        pad,
+        (clean(name), Style(bold=depth == 0)),
+        f" = {quantity(line.value, line.unit)}{exact}  ",
+        (line.kind.value, QUIET),
+    )
+    if id(line) in shown:
+        if item.inputs or item.parts:
+            yield indent(Text("as above", style=QUIET), 2 * depth + 2)
+        return
+    shown.add(id(line))
+    details: list[str] = []
+    if item.formula:
+        details.append(f"{item.formula}: {item.summary}")
+        details.append(f"= {item.expression}")
+        details.append(f"= {item.substituted}")
+    if item.source:
+        details.append(f"source: {clean(item.source)}")
+    if line.note:
+        details.append(f"note: {clean(line.note)}")
+    if line.kind is Kind.ASSUMED and not item.formula:
+        details.append("nobody stated this; see the plan's assumptions for the key that changes it")
+    for text in details:
+        yield indent(Text(text, style="" if text.startswith("=") else QUIET), 2 * depth + 2)
+    for given in item.inputs:
+        if given.explanation is None:
+            yield indent(Text(f"{clean(given.name)} = {number(given.value)}"), 2 * depth + 2)
+        else:
+            if given.name != given.explanation.line.name:
+                yield indent(Text(f"{clean(given.name)}:", style=QUIET), 2 * depth + 2)
+            yield from _explained(given.explanation, depth + 1, shown)
+    for part in item.parts:
+        if part.path:
+            yield indent(
+                Text(f"{clean(part.path)} = {quantity(part.line.value, part.line.unit)}"), 2 * depth + 2
+            )
+        else:
+            yield from _explained(part, depth + 1, shown)
