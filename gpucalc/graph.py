@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpucalc.spec.model import ModelSpec
 
 
 class Shard(StrEnum):
@@ -51,7 +55,7 @@ class Norm:
     """One normalisation of a block: what it does decides what it keeps for backward.
 
     kind: rmsnorm | rmsnorm_fp32_weight (weight multiplied in fp32: gemma, olmo2) | layernorm |
-    layernorm_nobias | layernorm_cohere | none (DeepNorm and batch norms say so in the builder).
+    layernorm_nobias | layernorm_cohere.
     """
 
     name: str
@@ -66,7 +70,7 @@ class Attention:
 
     span: tokens a query sees at most (sliding window or chunk), None for all.
     kind: full | sliding | chunked | cross | compressed | heavily_compressed | sparse_indexed.
-    qk_norm: none | head (per head) | width (over all heads). qkv: split | fused | packed (fused with no rope).
+    qk_norm: none | head (per head) | head_l2 (per head, no weight) | width (over all heads). qkv: split | fused | packed (fused with no rope).
     rope: none | full | partial (partial and cat-style rotations copy q and k once more).
     """
 
@@ -91,6 +95,9 @@ class Attention:
     index_heads: int | None = None
     index_dim: int | None = None
     index_topk: int | None = None
+    shared_kv: bool = False  # one projection serves as key and value
+    gated: bool = False  # the output is multiplied by a gate as wide as itself
+    sinks: bool = False  # one learned logit per head joins the softmax
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +150,12 @@ FeedForward = Mlp | Moe
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One kind of layer. parallel: attention and feed-forward read the same norm's output."""
+    """One kind of layer. parallel: attention and feed-forward read the same residual.
+
+    With one norm, a parallel block's parts share its output. `beside` is a second feed-forward part
+    next to the first (a dense one beside experts). `streams`: copies of the residual stream that
+    hyper-connections keep; `linears` are the block's own, such as the maps that mix those streams.
+    """
 
     name: str
     mixer: Mixer | None
@@ -152,6 +164,9 @@ class Block:
     cross: Attention | None = None
     vectors: tuple[Vector, ...] = ()
     parallel: bool = False
+    beside: FeedForward | None = None
+    linears: tuple[Linear, ...] = ()
+    streams: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,3 +252,14 @@ class Graph:
     def trunk(self) -> Stack:
         """The stack with the most layers; decoders win ties."""
         return max(self.stacks, key=lambda s: (len(s.layers), s.role == "decoder"))
+
+
+def build_graph(spec: ModelSpec) -> Graph:
+    """The graph of a model description.
+
+    Raises UnsupportedModel for an architecture that is not drawn, InputError naming the fields
+    that a description lacks.
+    """
+    from gpucalc.builders import build  # builders import the classes above
+
+    return build(spec)

@@ -1,0 +1,262 @@
+"""What a model file or an inline `model:` mapping may say.
+
+Shapes are facts about the architecture; `architecture` (the `model_type` of a public config.json)
+or `family` picks what the shapes leave open: norms, biases, rotary kind (`gpucalc/families.py`). A
+trait written here wins over the family's. `params_*` are totals a source states: they are
+compared with the count in tests, and are an input only for networks given by their totals.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from gpucalc.spec.base import Spec
+
+ModelKind = Literal[
+    "dense_decoder",
+    "moe_decoder",
+    "hybrid_ssm",
+    "ssm",
+    "encoder",
+    "encoder_decoder",
+    "asr",
+    "vit",
+    "clip",
+    "cnn",
+    "detector",
+    "diffusion",
+]
+
+
+class MoeSpec(Spec):
+    """Routed experts. Layer i is mixture-of-experts when i >= dense_layers and i % every == offset."""
+
+    experts: int = Field(ge=1)
+    top_k: int = Field(ge=1)
+    expert_ffn: int | None = Field(default=None, ge=1)  # width of one routed expert
+    shared_expert_ffn: int = Field(default=0, ge=0)  # total width of the experts every token passes
+    shared_experts: int | None = Field(default=None, ge=0)  # how many of them; the width counts
+    dense_layers: int = Field(default=0, ge=0)  # leading layers with a dense feed-forward part
+    every: int = Field(default=1, ge=1)
+    offset: int = Field(default=0, ge=0)
+    latent: int | None = Field(default=None, ge=1)  # width the experts work in when it is not hidden
+    router: str | None = None  # softmax unless said
+
+
+class MlaSpec(Spec):
+    """Multi-head latent attention: low-rank queries and one compressed key-value vector per token."""
+
+    q_lora: int | None = Field(default=None, ge=1)
+    kv_lora: int = Field(ge=1)
+    qk_nope: int = Field(ge=1)
+    qk_rope: int = Field(ge=1)
+    v_head: int = Field(ge=1)
+
+
+class IndexerSpec(Spec):
+    """A small attention that picks the `topk` tokens the real one reads."""
+
+    heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    topk: int = Field(ge=1)
+
+
+class SsmSpec(Spec):
+    """Mamba (dt_rank) or Mamba-2 (heads, head_dim, groups) layers."""
+
+    state: int = Field(ge=1)
+    conv: int = Field(default=4, ge=1)
+    expand: int = Field(default=2, ge=1)
+    dt_rank: int | None = Field(default=None, ge=1)
+    groups: int = Field(default=1, ge=1)
+    heads: int | None = Field(default=None, ge=1)
+    head_dim: int | None = Field(default=None, ge=1)
+
+
+class LinearAttentionSpec(Spec):
+    """Linear attention layers: the state is value_heads x key_dim x value_dim."""
+
+    kind: Literal["gated_deltanet", "kda", "lightning"]
+    key_heads: int = Field(ge=1)
+    value_heads: int = Field(ge=1)
+    key_dim: int = Field(ge=1)
+    value_dim: int = Field(ge=1)
+    conv: int = Field(default=0, ge=0)
+
+
+class CompressedSpec(Spec):
+    """DeepSeek-V4 attention: one shared key-value vector, compressed along the sequence in C and H layers."""
+
+    q_lora: int = Field(ge=1)
+    o_groups: int = Field(ge=1)
+    o_lora: int = Field(ge=1)
+    rope_dim: int = Field(ge=1)
+    sparse_ratio: int = Field(ge=1)  # tokens per entry in C layers
+    heavy_ratio: int = Field(ge=1)  # tokens per entry in H layers
+    residual_streams: int = Field(default=1, ge=1)  # hyper-connections
+
+
+class GlobalAttentionSpec(Spec):
+    """Full-attention layers whose heads differ from those of the sliding ones."""
+
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    v_head_dim: int | None = Field(default=None, ge=1)
+    shared_kv: bool = False  # values are the keys: no value projection
+
+
+class TowerSpec(Spec):
+    """A vision tower, or the text tower of a contrastive model."""
+
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    ffn: int = Field(ge=1)
+    patch: int | None = Field(default=None, ge=1)
+    image: int | None = Field(default=None, ge=1)
+    positions: int | None = Field(default=None, ge=1)  # entries of the position table
+    vocab: int | None = Field(default=None, ge=1)
+    projection: int | None = Field(default=None, ge=1)  # width the tower's output is projected to
+    params_incl_projector: int | None = Field(default=None, ge=1)  # stated by the source; for tests
+
+
+class AdaptiveSpec(Spec):
+    """Adaptive embedding and softmax: clusters cut by frequency, each `div` times narrower than the last."""
+
+    cutoffs: tuple[int, ...]
+    div: int = Field(default=1, ge=1)
+
+
+class ModelSpec(Spec):
+    """One model. Every field but a name may be missing; the graph builder names what it lacks."""
+
+    id: str | None = None
+    name: str | None = None
+    aliases: tuple[str, ...] = ()
+    hf: str | None = None  # repository on the Hugging Face hub
+    family: str | None = None
+    architecture: str | None = None
+    released: str | None = None
+    kind: ModelKind | None = None
+
+    layers: int | None = Field(default=None, ge=1, le=10_000)
+    decoder_layers: int | None = Field(default=None, ge=1, le=10_000)
+    hidden: int | None = Field(default=None, ge=1)
+    heads: int | None = Field(default=None, ge=1)
+    kv_heads: int | None = Field(default=None, ge=1)
+    head_dim: int | None = Field(default=None, ge=1)
+    v_head_dim: int | None = Field(default=None, ge=1)
+    ffn: int | None = Field(default=None, ge=1)
+    decoder_ffn: int | None = Field(default=None, ge=1)
+    vocab: int | None = Field(default=None, ge=1)
+    embedding_width: int | None = Field(default=None, ge=1)  # when it is not hidden
+    max_context: int | None = Field(default=None, ge=1)
+    positions: int | None = Field(default=None, ge=0)  # entries of a learned position table
+    token_types: int | None = Field(default=None, ge=0)
+    tied_embeddings: bool | None = None
+    # What stands on top: lm, mlm (masked words), body (nothing), pooler, classifier.
+    head: Literal["lm", "mlm", "body", "pooler", "classifier"] | None = None
+    classes: int | None = Field(default=None, ge=1)
+
+    # Traits; None leaves them to the family.
+    norm: str | None = None
+    qk_norm: Literal["none", "head", "head_l2", "width"] | None = None
+    activation: str | None = None
+    gated_mlp: bool | None = None
+    qkv_bias: bool | None = None
+    o_bias: bool | None = None
+    mlp_bias: bool | None = None
+    norm_bias: bool | None = None
+    parallel_block: bool | None = None
+    norms_per_block: int | None = Field(default=None, ge=0)
+    position_kind: Literal["rope", "rope_partial", "learned", "alibi", "relative", "none"] | None = None
+
+    # One letter a layer: F full, S sliding, K chunked, D full with its own indexer, L linear, M Mamba,
+    # E experts only, - feed-forward only, C compressed, H heavily compressed. `S5` and `[S5 F]*8` repeat.
+    pattern: str | None = None
+    window: int | None = Field(default=None, ge=1)
+
+    moe: MoeSpec | None = None
+    mla: MlaSpec | None = None
+    indexer: IndexerSpec | None = None
+    ssm: SsmSpec | None = None
+    linear_attention: LinearAttentionSpec | None = None
+    compressed: CompressedSpec | None = None
+    global_attention: GlobalAttentionSpec | None = None
+    adaptive: AdaptiveSpec | None = None
+    vision_tower: TowerSpec | None = None
+    text_tower: TowerSpec | None = None
+
+    mel_bins: int | None = Field(default=None, ge=1)
+    image_size: int | None = Field(default=None, ge=1)
+    patch: int | None = Field(default=None, ge=1)
+    denoiser: dict[str, Any] | None = None
+    components: dict[str, int] | None = None  # parameters of each network of a pipeline
+    gflops_forward: float | None = Field(default=None, gt=0)  # per image, multiply-add counted as two
+    saved_elements: float | None = Field(default=None, gt=0)  # kept for backward, per image
+    traffic_elements: float | None = Field(default=None, gt=0)
+    stages: tuple[int, ...] | None = None
+    widths: tuple[int, ...] | None = None
+
+    # Stated by a source.
+    params: float | None = Field(default=None, gt=0)
+    active_params: float | None = Field(default=None, gt=0)
+    params_total: int | None = Field(default=None, ge=1)
+    params_active: int | None = Field(default=None, ge=1)
+    params_input_embedding: int | None = Field(default=None, ge=0)
+    params_routed_experts: int | None = Field(default=None, ge=0)
+    published: str | None = None
+    native_dtype: str | None = None
+    quantization: str | None = None  # of the weights as distributed
+    config_source: str | None = None
+    count_status: str | None = None
+    notes: str | None = None
+
+    @field_validator("pattern")
+    @classmethod
+    def _known_letters(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            layer_letters(pattern)
+        return pattern
+
+    @property
+    def label(self) -> str:
+        """The name an answer uses."""
+        return self.id or self.name or self.architecture or self.family or "model"
+
+
+LAYER_LETTERS = "FSKDLMECH-"
+
+
+def layer_letters(pattern: str) -> str:
+    """A pattern written out, one letter a layer. Raises ValueError."""
+    out: list[str] = []
+    starts: list[int] = []
+    last = 0  # where the item that a following number or `*n` repeats begins
+    i = 0
+    while i < len(pattern):
+        char = pattern[i]
+        if char in LAYER_LETTERS:
+            last = len(out)
+            out.append(char)
+        elif char == "[":
+            starts.append(len(out))
+        elif char == "]" and starts:
+            last = starts.pop()
+        elif char.isdigit() or char == "*":
+            end = i + 1
+            while end < len(pattern) and pattern[end].isdigit():
+                end += 1
+            times = pattern[i:end].lstrip("*")
+            if not times or len(out) * int(times) > 10_000:
+                raise ValueError(f"bad repeat in layer pattern {pattern!r}")
+            out[last:] = out[last:] * int(times)
+            i = end - 1
+        elif char != " ":
+            raise ValueError(f"unknown layer letter {char!r} in {pattern!r}; legal: {LAYER_LETTERS}")
+        i += 1
+    if starts:
+        raise ValueError(f"unclosed [ in layer pattern {pattern!r}")
+    return "".join(out)
