@@ -48,12 +48,24 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapters:
+    """LoRA adapters: their rank, the linears they sit on (names of graph linears), their element size."""
+
+    rank: int
+    targets: tuple[str, ...]
+    element_bytes: int
+    dropout: bool
+    base_bytes_per_param: float  # of the frozen linears: 2, or what a quantised base takes
+    trained_embeddings: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """What one step computes, in which precision, by which code path.
 
-    bytes_per_*: of one element as the framework holds it (see memory-state formulas).
     kernels: eager | compiled | fused (TransformerEngine, Apex, Liger): which activations are kept
     and how much elementwise traffic and launch time there is.
+    loss: unfused | fused | chunked. recompute_scope (of selective): core | op | layer.
     """
 
     framework: str  # ddp | fsdp | deepspeed | megatron | torchtitan | hf
@@ -61,14 +73,29 @@ class Recipe:
     math: str  # key of the GPU's peak table the matrix multiplies run at: fp32 tf32 fp16 bf16 fp8 fp4
     activation_bytes: int
     parameter_bytes: int  # stored weights that are trained
+    compute_bytes: int  # gathered or cast weights during a layer
     gradient_bytes: int
+    reduce_bytes: int  # gradients while they are reduced
     optimizer: str
     optimizer_bytes: float  # states and master copy per trained parameter
+    step_temporary_bytes: int  # per parameter, at the optimizer step
     attention: str  # flash | sdpa | eager
     kernels: str
     recompute: str  # none | selective | full
+    recompute_scope: str
     seq_len: int
     autocast: bool  # fp32 weights, 16-bit copies made per use
-    fused_loss: bool
+    loss: str
     method: str  # full | lora | qlora
+    adapters: Adapters | None
     dropout: bool
+    gradient_buckets: bool  # DDP holds gradients a second time
+    cached_fp8_weights: bool  # TransformerEngine keeps fp8 copies beside 16-bit weights
+    wrapped_root: bool  # FSDP: embedding and head stay gathered in the root group
+    reshard: bool  # FSDP: gathered weights are freed after forward
+    offload: tuple[str, ...]  # any of optimizer, gradients, parameters, activations
+
+    @property
+    def fused_loss(self) -> bool:
+        """Whether the loss never materialises fp32 logits."""
+        return self.loss != "unfused"

@@ -89,7 +89,7 @@ PRECISIONS = (
     "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4", "bf16-pure", "fp16-pure",
 )  # fmt: skip
 OPTIMIZERS = (
-    "adamw", "adam", "sgd", "sgd-momentum", "adafactor", "lion", "lamb", "muon",
+    "adamw", "adamw-fused", "adam", "sgd", "sgd-momentum", "adafactor", "lion", "lamb", "muon",
     "adamw-8bit", "adamw-4bit", "paged-adamw", "paged-adamw-8bit", "lion-8bit",
 )  # fmt: skip
 RECOMPUTE = ("none", "selective", "selective-op", "selective-layer", "full")
@@ -110,7 +110,7 @@ _FLOAT_NAMES = {
 _PRECISION_NAMES = _FLOAT_NAMES | {"bf16-true": "bf16-pure", "fp16-true": "fp16-pure", "bf16-mixed": "bf16",
                                    "fp16-mixed": "fp16", "fp4": "nvfp4"}  # fmt: skip
 _OPTIMIZER_NAMES = {
-    "adamw-fused": "adamw", "adamw-torch": "adamw", "adamw-torch-fused": "adamw", "adamw-hf": "adamw",
+    "adamw-torch": "adamw", "adamw-torch-fused": "adamw-fused", "adamw-hf": "adamw",
     "fused-adam": "adam", "fusedadam": "adam",
     "adam8bit": "adamw-8bit", "adamw8bit": "adamw-8bit", "adam-8bit": "adamw-8bit", "bnb-8bit": "adamw-8bit",
     "adamw-bnb-8bit": "adamw-8bit", "ao-8bit": "adamw-8bit", "ao-4bit": "adamw-4bit",
@@ -249,6 +249,9 @@ class TrainRun(Spec):
     tp: Degree = Field(default=1, description="tensor parallel ranks")
     pp: Degree = Field(default=1, description="pipeline stages")
     vpp: Degree = Field(default=1, description="virtual stages per pipeline rank (interleaved schedule)")
+    pipeline_split: Literal["even", "uneven"] = Field(
+        default="even", description="uneven: stages may hold different numbers of layers"
+    )
     cp: Degree = Field(default=1, description="context parallel ranks")
     ep: Degree = Field(default=1, description="expert parallel ranks")
     etp: Degree | None = Field(default=None, description="tensor parallel ranks inside an expert")

@@ -1,0 +1,162 @@
+"""Bytes one rank holds: weights, gradients, optimizer state, framework buffers, and what torch does not see.
+
+params are the parameters this rank holds after tensor, pipeline and expert division; `shard` is the
+number of ranks that share one copy of sharded state.
+"""
+
+from __future__ import annotations
+
+from gpucalc.formula import formula
+from gpucalc.num import Num, maximum, minimum, where
+
+ZERO = "Rajbhandari et al. 2020 (ZeRO), section 5; DeepSpeed and Megatron-Core sources for element sizes"
+FSDP2 = "FSDP2 transients measured on a fake process group, 9 configurations within 0.8 %"
+MEGATRON = "Megatron-Core distributed optimizer, checked against published B200 peaks (SimuMax docs)"
+
+
+@formula(unit="bytes", source=ZERO)
+def weight_bytes(*, params: Num, parameter_bytes: Num, shard: Num, zero_stage: Num) -> Num:
+    """Weights stored between steps; divided over the shard group at stage 3."""
+    return params * parameter_bytes / where(zero_stage >= 3, shard, 1)
+
+
+@formula(unit="bytes", source=ZERO)
+def gradient_bytes(*, params: Num, element_bytes: Num, shard: Num, zero_stage: Num) -> Num:
+    """Gradients held when the step starts; divided over the shard group from stage 2."""
+    return params * element_bytes / where(zero_stage >= 2, shard, 1)
+
+
+@formula(unit="bytes", source=ZERO)
+def optimizer_state_bytes(*, params: Num, bytes_per_param: Num, shard: Num, zero_stage: Num) -> Num:
+    """Optimizer states and master weights; divided over the shard group from stage 1."""
+    return params * bytes_per_param / where(zero_stage >= 1, shard, 1)
+
+
+@formula(unit="bytes", source="torch DistributedDataParallel source: buckets hold every gradient once more")
+def ddp_bucket_bytes(*, params: Num, element_bytes: Num) -> Num:
+    """Reducer buckets, unless gradient_as_bucket_view makes gradients views of them."""
+    return params * element_bytes
+
+
+@formula(unit="bytes", source="saved-tensor measurement under torch autocast: 2 bytes per linear parameter")
+def autocast_weight_bytes(*, linear_params: Num) -> Num:
+    """16-bit copies of fp32 weights that autocast makes and the graph keeps until backward is done."""
+    return 2 * linear_params
+
+
+@formula(
+    unit="bytes", source="DeepSpeed stage_1_and_2 and stage_3 sources: reduce bucket, twice when overlapping"
+)
+def deepspeed_bucket_bytes(*, bucket_elements: Num, params: Num, element_bytes: Num, buffers: Num) -> Num:
+    """Gradient reduction buffers, at most the size of the model."""
+    return buffers * minimum(bucket_elements, params) * element_bytes
+
+
+@formula(unit="bytes", source="DeepSpeed stage 3 source: stage3_max_live_parameters, default 1e9 elements")
+def deepspeed_live_parameter_bytes(*, live_elements: Num, params: Num, element_bytes: Num) -> Num:
+    """Gathered parameters alive at once under ZeRO-3."""
+    return minimum(live_elements, params) * element_bytes
+
+
+@formula(
+    unit="bytes",
+    source="DeepSpeed sources: gradients of the partition (stage 3: of one sub-group) in fp32 at step",
+)
+def deepspeed_step_gradient_bytes(*, params: Num, shard: Num, sub_group_elements: Num) -> Num:
+    """fp32 gradient partition that appears when the optimizer steps."""
+    return 4 * minimum(params / shard, sub_group_elements)
+
+
+@formula(unit="bytes", source=FSDP2)
+def fsdp_forward_bytes(*, root_params: Num, layer_params: Num, element_bytes: Num) -> Num:
+    """Unsharded weights at the widest point of forward: flat buffer and its copy, next layer prefetched."""
+    return element_bytes * maximum(2 * root_params + 2 * layer_params, root_params + 3 * layer_params)
+
+
+@formula(unit="bytes", source=FSDP2)
+def fsdp_forward_unresharded_bytes(
+    *, root_params: Num, layer_params: Num, layers: Num, element_bytes: Num
+) -> Num:
+    """The same when gathered layers are kept for backward (reshard_after_forward false, ZeRO-2 like)."""
+    return element_bytes * (root_params + layers * layer_params + 2 * layer_params)
+
+
+@formula(unit="bytes", source=FSDP2)
+def fsdp_backward_bytes(
+    *, root_params: Num, head_params: Num, layer_params: Num, element_bytes: Num, reduce_bytes: Num
+) -> Num:
+    """A layer in backward: root weights, head gradient, this layer's weights and gradients, the next layer's
+    weights, the previous layer's reduce-scatter input.
+    """
+    return element_bytes * (root_params + head_params + 3 * layer_params) + reduce_bytes * layer_params
+
+
+@formula(unit="bytes", source=FSDP2)
+def fsdp_end_bytes(*, root_params: Num, layer_params: Num, element_bytes: Num, reduce_bytes: Num) -> Num:
+    """The end of backward: root gradients copied into their reduce-scatter input."""
+    return maximum(
+        (element_bytes + reduce_bytes) * root_params,
+        2 * element_bytes * root_params + reduce_bytes * layer_params,
+    )
+
+
+@formula(unit="bytes", source=MEGATRON)
+def dummy_weight_gradient_bytes(*, matmul_params: Num, tp: Num) -> Num:
+    """One 16-bit buffer per distinct weight shape, kept by gradient-accumulation fusion."""
+    return 2 * matmul_params / tp
+
+
+@formula(
+    unit="bytes",
+    source="torch AdamW foreach: measured 1.000 x the parameters stepped together, in state type",
+)
+def foreach_step_bytes(*, params: Num, state_bytes: Num, shard: Num) -> Num:
+    """Temporary of the for-each optimizer step."""
+    return params * state_bytes / shard
+
+
+@formula(
+    unit="bytes",
+    source="43 published Megatron runs on B200, reserved over allocated peak: 1.028 to 1.093, median 1.04",
+)
+def allocator_overhead_bytes(*, allocated_bytes: Num, overhead_fraction: Num) -> Num:
+    """What the caching allocator reserves beyond what tensors use: rounding and fragments."""
+    return allocated_bytes * overhead_fraction
+
+
+@formula(
+    unit="bytes",
+    source="pytorch issues 107667, 28394, 20532: 300 MB with lazy loading, about 1 GB on eager loading",
+)
+def cuda_context_bytes(*, context_bytes: Num) -> Num:
+    """CUDA context and loaded kernels, outside the allocator."""
+    return context_bytes
+
+
+@formula(
+    unit="bytes",
+    source="NCCL source: channels x buffer per communicator (4 MiB Simple buffers, send and receive)",
+)
+def nccl_buffer_bytes(*, communicators: Num, channels: Num, buffer_bytes: Num) -> Num:
+    """Communicator buffers, outside the allocator: every parallel dimension larger than one has its own."""
+    return communicators * channels * buffer_bytes * 2
+
+
+@formula(
+    unit="bytes", source="pytorch pull request 120925: 8,519,680 bytes before Hopper, 32 MiB from Hopper on"
+)
+def cublas_workspace_bytes(*, workspace_bytes: Num, handles: Num) -> Num:
+    """cuBLAS workspace, inside the allocator, one per handle and stream."""
+    return workspace_bytes * handles
+
+
+@formula(unit="bytes", source="one copy of the weights per rank in host memory while a checkpoint is loaded")
+def host_load_bytes(*, ranks: Num, params: Num, element_bytes: Num) -> Num:
+    """Host memory while every rank of a node reads the whole model."""
+    return ranks * params * element_bytes
+
+
+@formula(unit="bytes", source="DeepSpeed ZeRO-Offload and torchao CPU offload: states live on the host")
+def host_offload_bytes(*, params: Num, bytes_per_param: Num) -> Num:
+    """Host memory that offloaded optimizer state (and gradients) of a node take."""
+    return params * bytes_per_param

@@ -1,0 +1,342 @@
+"""What one layer of a kind keeps for backward under a recipe, as lines per token.
+
+This module only chooses formulas by the shape of the layer and the code path; the arithmetic is in
+`formulas.activations`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpucalc.formulas import activations as act
+from gpucalc.graph import Attention, Block, FeedForward, Linear, Mlp, Moe, Norm, StateMixer
+from gpucalc.line import Kind, Line, compute, total
+from gpucalc.plan.layout import Adapters, Recipe
+
+# Tensors of width ffn that a two-matrix MLP keeps, by activation, written out and fused.
+PLAIN_MLP_TENSORS = {"relu": 1, "relu2": 2, "gelu": 2, "gelu_tanh": 2, "gelu_new": 5, "silu": 2}
+CHUNK_TOKENS = 256  # tokens per saved state in Mamba-2 and flash-linear-attention kernels
+
+
+def layer_line(block: Block, recipe: Recipe, *, seq_len: int, memory_tokens: float = 1.0) -> Line:
+    """Bytes per token one layer keeps without recomputation; children are its parts.
+
+    memory_tokens: encoder tokens per decoder token, for cross attention. A layer whose parts tensor
+    parallelism does not divide alike has the parts' note `replicated`.
+    """
+    parts: list[Line] = []
+    frozen = recipe.adapters is not None
+    parts.extend(_norm_lines(block, recipe, frozen))
+    if block.mixer is not None:
+        parts.extend(_mixer_lines(block.mixer, recipe, seq_len, frozen))
+    if block.cross is not None:
+        parts.extend(_cross_lines(block.cross, recipe, seq_len, memory_tokens, frozen))
+    for ffn in (block.ffn, block.beside):
+        if ffn is not None:
+            parts.extend(_ffn_lines(ffn, block, recipe, frozen))
+    if block.streams > 1:  # hyper-connections keep every copy of the residual stream
+        parts.append(
+            compute(
+                "residual_streams",
+                act.linear_input_saved_bytes,
+                width=block.streams * _hidden(block),
+                element_bytes=recipe.activation_bytes,
+                copies=2,
+            )
+        )
+    if recipe.dropout:
+        masks = 2 if block.cross is None else 3
+        parts.append(
+            compute("dropout_masks", act.dropout_mask_saved_bytes, width=_hidden(block), masks=masks)
+        )
+    if recipe.adapters is not None:
+        parts.extend(_adapter_lines(block, recipe.adapters))
+    return total("saved_per_token", tuple(parts), unit="bytes/token")
+
+
+def selective_line(block: Block, recipe: Recipe, *, seq_len: int) -> Line:
+    """Bytes per token kept under selective recomputation of the recipe's scope.
+
+    core: attention scores are recomputed, so unfused attention keeps what flash attention keeps.
+    op (torchtitan): outputs of every second matrix multiplication and of attention, and the layer input.
+    """
+    if recipe.recompute_scope != "op":
+        return layer_line(block, _with_flash(recipe), seq_len=seq_len)
+    size = recipe.activation_bytes
+    parts = [
+        compute(
+            "layer_input", act.linear_input_saved_bytes, width=_hidden(block), element_bytes=size, copies=1
+        )
+    ]
+    linears = [
+        linear
+        for part in (block.mixer, block.ffn)
+        if part is not None
+        for linear in part.linears
+        if linear.shard.value != "replicated"
+    ]
+    # torchtitan's policy keeps the 1st, 3rd, 5th ... matrix result of a layer.
+    for linear in linears[::2]:
+        parts.append(
+            compute(
+                f"{linear.name}_output",
+                act.linear_input_saved_bytes,
+                width=linear.outputs,
+                element_bytes=size,
+                copies=linear.active,
+            )
+        )
+    if isinstance(block.mixer, Attention):
+        out = block.mixer.heads * block.mixer.v_dim
+        parts.append(
+            compute("attention_output", act.linear_input_saved_bytes, width=out, element_bytes=size, copies=1)
+        )
+    return total("saved_per_token", tuple(parts), unit="bytes/token")
+
+
+def _with_flash(recipe: Recipe) -> Recipe:
+    from dataclasses import replace
+
+    return replace(recipe, attention="flash")
+
+
+def _hidden(block: Block) -> int:
+    if block.mixer is not None:
+        return block.mixer.hidden
+    if block.ffn is not None:
+        return block.ffn.hidden
+    return block.norms[0].width
+
+
+def _norm_lines(block: Block, recipe: Recipe, frozen: bool) -> list[Line]:
+    return [_norm_line(norm, recipe, frozen) for norm in block.norms if norm.kind != "none"]
+
+
+def _norm_line(norm: Norm, recipe: Recipe, frozen: bool) -> Line:
+    name = f"{norm.name}"
+    width = norm.width
+    size = 4 if recipe.autocast else recipe.activation_bytes
+    if norm.kind.startswith("layernorm") and norm.kind != "layernorm_cohere":
+        return compute(name, act.layernorm_saved_bytes, width=width, activation_bytes=size)
+    if recipe.kernels != "eager":
+        return compute(name, act.fused_rmsnorm_saved_bytes, width=width, activation_bytes=size)
+    if frozen:  # a frozen weight needs no normalised tensor: the fp32 copy and rstd stay
+        return compute(name, act.fused_rmsnorm_saved_bytes, width=width, activation_bytes=4)
+    if norm.kind == "layernorm_cohere":
+        return compute(name, act.cohere_layernorm_saved_bytes, width=width)
+    if norm.kind == "rmsnorm_fp32_weight":
+        return compute(name, act.rmsnorm_fp32_weight_saved_bytes, width=width)
+    return compute(name, act.rmsnorm_saved_bytes, width=width, activation_bytes=size)
+
+
+def _inputs(
+    name: str, linears: tuple[Linear, ...], width: int, recipe: Recipe, *, distinct: int = 1
+) -> list[Line]:
+    """The input that linears of that width read: one tensor, or one cast copy each under autocast."""
+    readers = sum(1 for linear in linears if linear.inputs == width)
+    if recipe.kernels == "compiled" or readers == 0:  # recomputed from the norm's input
+        return []
+    copies = readers if recipe.autocast else distinct
+    low = recipe.kernels == "fused" and recipe.math in ("fp8", "fp4")
+    size = 1 if low else recipe.activation_bytes
+    return [compute(name, act.linear_input_saved_bytes, width=width, element_bytes=size, copies=copies)]
+
+
+def _mixer_lines(mixer: Attention | StateMixer, recipe: Recipe, seq_len: int, frozen: bool) -> list[Line]:
+    size = recipe.activation_bytes
+    lines: list[Line] = []
+    if not frozen:
+        lines += _inputs("mixer_input", mixer.linears, mixer.hidden, recipe)
+    if isinstance(mixer, StateMixer):
+        projected = sum(linear.outputs for linear in mixer.linears if linear.inputs == mixer.hidden)
+        lines.append(
+            compute(
+                "state_mixer",
+                act.state_mixer_saved_bytes,
+                kind=Kind.ASSUMED,
+                projected_width=projected,
+                inner=mixer.inner,
+                conv_width=mixer.conv_width,
+                state_per_head=mixer.key_dim * mixer.value_dim,
+                heads=mixer.heads,
+                chunk=CHUNK_TOKENS,
+                activation_bytes=size,
+            )
+        )
+        return lines
+    return lines + _attention_lines(mixer, recipe, seq_len)
+
+
+def _attention_lines(mixer: Attention, recipe: Recipe, seq_len: int) -> list[Line]:
+    size = recipe.activation_bytes
+    query, kv = mixer.heads * mixer.qk_dim, mixer.kv_heads * mixer.qk_dim
+    lines: list[Line] = []
+    if mixer.kv_lora is not None:
+        rope = mixer.rope_dim or 0
+        lines.append(
+            compute(
+                "attention",
+                act.mla_saved_bytes,
+                heads=mixer.heads,
+                qk_dim=mixer.qk_dim,
+                nope_dim=mixer.qk_dim - rope,
+                v_dim=mixer.v_dim,
+                activation_bytes=size,
+            )
+        )
+        for name, width in (("q_lora", mixer.q_lora), ("kv_lora", mixer.kv_lora)):
+            if width:
+                norm = Norm(f"{name}_norm", "rmsnorm", width, width)
+                lines.append(_norm_line(norm, recipe, False))
+                lines += _inputs(f"{name}_input", mixer.linears, width, recipe)
+        return lines
+    if recipe.attention == "eager":
+        span = min(seq_len, mixer.span or seq_len)
+        fp32_softmax = recipe.kernels == "eager" and mixer.rope != "none"
+        lines.append(
+            compute(
+                "attention",
+                act.eager_attention_saved_bytes,
+                query_width=query,
+                heads=mixer.heads,
+                span=span,
+                activation_bytes=size,
+                probability_bytes=(4 + size) if fp32_softmax and size == 2 else size,
+                dropout=int(recipe.dropout),
+            )
+        )
+    else:
+        lines.append(
+            compute(
+                "attention",
+                act.flash_attention_saved_bytes,
+                query_width=query,
+                kv_width=kv,
+                heads=mixer.heads,
+                activation_bytes=size,
+            )
+        )
+    if recipe.kernels == "eager":
+        if mixer.qkv == "fused" and mixer.rope != "none":
+            lines.append(
+                compute(
+                    "fused_qkv",
+                    act.fused_qkv_view_saved_bytes,
+                    query_width=query,
+                    kv_width=kv,
+                    activation_bytes=size,
+                )
+            )
+        if mixer.rope == "partial":
+            lines.append(
+                compute(
+                    "rotary_copy", act.partial_rotary_saved_bytes, query_width=query, activation_bytes=size
+                )
+            )
+    if mixer.qk_norm != "none":
+        for name, heads in (("q_norm", mixer.heads), ("k_norm", mixer.kv_heads)):
+            width = heads * mixer.qk_dim
+            lines.append(_norm_line(Norm(name, "rmsnorm", width, 0), recipe, False))
+    return lines
+
+
+def _cross_lines(
+    cross: Attention, recipe: Recipe, seq_len: int, memory_tokens: float, frozen: bool
+) -> list[Line]:
+    size = recipe.activation_bytes
+    lines: list[Line] = []
+    if not frozen:
+        lines += _inputs("cross_input", cross.linears[:1], cross.hidden, recipe)
+    kv = cross.kv_heads * cross.qk_dim
+    lines.append(
+        compute(
+            "cross_attention",
+            act.flash_attention_saved_bytes,
+            query_width=cross.heads * cross.qk_dim,
+            kv_width=kv * memory_tokens,
+            heads=cross.heads,
+            activation_bytes=size,
+        )
+    )
+    if recipe.attention == "eager":
+        lines.append(
+            compute(
+                "cross_scores",
+                act.attention_mask_bytes,
+                tokens=cross.heads * memory_tokens,
+                span=seq_len,
+                element_bytes=size + 4 if recipe.kernels == "eager" else size,
+            )
+        )
+    return lines
+
+
+def _ffn_lines(ffn: FeedForward, block: Block, recipe: Recipe, frozen: bool) -> list[Line]:
+    size = recipe.activation_bytes
+    lines: list[Line] = []
+    if isinstance(ffn, Mlp):
+        if not frozen and not block.parallel:
+            lines += _inputs("mlp_input", ffn.linears, ffn.hidden, recipe)
+        lines.append(_mlp_line("mlp", ffn.ffn, ffn.gated, ffn.activation, recipe, frozen))
+        return lines
+    assert isinstance(ffn, Moe)
+    lines.append(
+        compute(
+            "experts",
+            act.moe_saved_bytes,
+            top_k=ffn.top_k,
+            width=ffn.latent or ffn.hidden,
+            expert_ffn=ffn.expert_ffn,
+            expert_tensors=_expert_tensors(ffn, recipe),
+            activation_bytes=size,
+            imbalance=1.0,
+        )
+    )
+    lines.append(compute("router", act.router_saved_bytes, experts=ffn.experts, top_k=ffn.top_k))
+    if ffn.shared_ffn:
+        lines.append(_mlp_line("shared_experts", ffn.shared_ffn, ffn.gated, ffn.activation, recipe, frozen))
+    lines += _inputs("moe_input", ffn.linears[:1], ffn.hidden, recipe)
+    return lines
+
+
+def _expert_tensors(ffn: Moe, recipe: Recipe) -> int:
+    if ffn.gated:
+        return {"eager": 4, "fused": 3, "compiled": 2}[recipe.kernels]
+    return PLAIN_MLP_TENSORS.get(ffn.activation, 2) if recipe.kernels == "eager" else 2
+
+
+def _mlp_line(name: str, ffn: int, gated: bool, activation: str, recipe: Recipe, frozen: bool) -> Line:
+    size = recipe.activation_bytes
+    if gated:
+        if recipe.kernels == "compiled":
+            return compute(name, act.compiled_gated_mlp_saved_bytes, ffn=ffn, activation_bytes=size)
+        if recipe.kernels == "fused" or frozen:
+            return compute(name, act.fused_gated_mlp_saved_bytes, ffn=ffn, activation_bytes=size)
+        return compute(name, act.gated_mlp_saved_bytes, ffn=ffn, activation_bytes=size)
+    tensors = PLAIN_MLP_TENSORS.get(activation, 2)
+    if recipe.kernels != "eager":
+        tensors = min(tensors, 2)
+    if recipe.kernels == "compiled":
+        tensors = 1
+    return compute(name, act.plain_mlp_saved_bytes, ffn=ffn, activation_bytes=size, tensors=tensors)
+
+
+def _adapter_lines(block: Block, adapters: Adapters) -> list[Line]:
+    lines: list[Line] = []
+    for part in (block.mixer, block.ffn):
+        if part is None:
+            continue
+        for linear in part.linears:
+            if linear.name in adapters.targets:
+                inputs: Any = linear.inputs
+                lines.append(
+                    compute(
+                        f"lora_{linear.name}",
+                        act.lora_saved_bytes,
+                        inputs=inputs,
+                        rank=adapters.rank,
+                        element_bytes=adapters.element_bytes,
+                        dropout=int(adapters.dropout),
+                    )
+                )
+    return lines

@@ -1,0 +1,65 @@
+"""What lies outside the tensors: facts about the runtime that memory plans add as lines of their own.
+
+Each is a leaf line with the evidence it rests on; none is hidden inside another term.
+"""
+
+from __future__ import annotations
+
+from gpucalc.line import Kind, Line
+from gpucalc.units import MIB
+
+# Caching allocator: reserved over allocated, 43 published Megatron runs on B200 (SimuMax), fixed shapes.
+ALLOCATOR_OVERHEAD = Line(
+    "allocator_overhead_fraction",
+    0.04,
+    "fraction",
+    Kind.MEASURED,
+    source="reserved / allocated, 43 published Megatron runs on B200 (SimuMax): 1.028 to 1.093, median 1.04",
+)
+
+# The process's CUDA context and loaded kernels; lazy loading has been the default since CUDA 11.7.
+CUDA_CONTEXT = Line(
+    "cuda_context_bytes",
+    512 * MIB,
+    "bytes",
+    Kind.ASSUMED,
+    source="pytorch issues 107667, 28394, 20532: 0.3 to 0.6 GiB with lazy loading",
+)
+
+# One communicator per parallel dimension; NCCL allocates send and receive buffers per channel.
+NCCL_CHANNELS = Line(
+    "nccl_channels", 16, "count", Kind.ASSUMED, source="NCCL channel search on NVLink systems: 8 to 32"
+)
+NCCL_BUFFER = Line("nccl_buffer_bytes", 4 * MIB, "bytes", Kind.EXACT, source="NCCL_BUFFSIZE default (4 MiB)")
+
+CUBLAS_WORKSPACE = {
+    "before_hopper": Line(
+        "cublas_workspace_bytes",
+        8_519_680,
+        "bytes",
+        Kind.MEASURED,
+        source="pytorch forum: 8,519,680 bytes per handle and stream",
+    ),
+    "from_hopper": Line(
+        "cublas_workspace_bytes", 32 * MIB, "bytes", Kind.EXACT, source="pytorch pull request 120925"
+    ),
+}
+
+# DeepSpeed configuration defaults, in elements.
+DEEPSPEED_REDUCE_BUCKET = Line(
+    "reduce_bucket_elements",
+    500_000_000,
+    "count",
+    Kind.ASSUMED,
+    source="DeepSpeed default reduce_bucket_size",
+)
+DEEPSPEED_LIVE_PARAMETERS = Line(
+    "max_live_parameters",
+    1_000_000_000,
+    "count",
+    Kind.ASSUMED,
+    source="DeepSpeed default stage3_max_live_parameters",
+)
+DEEPSPEED_SUB_GROUP = Line(
+    "sub_group_elements", 1_000_000_000, "count", Kind.ASSUMED, source="DeepSpeed default sub_group_size"
+)

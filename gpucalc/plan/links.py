@@ -1,0 +1,194 @@
+"""Communication of a layout on a cluster: which group talks over which links, and for how long.
+
+Ranks are laid out as Megatron does: tp fastest, then cp, dp, pp slowest; the expert-parallel group
+takes neighbouring ranks. `stride` is the distance between two neighbours of a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpucalc.errors import InputError
+from gpucalc.formulas import comm
+from gpucalc.line import Line, compute, value_of
+from gpucalc.num import Num, where
+from gpucalc.spec.figure import Figure
+from gpucalc.spec.hardware import Cluster, CollectiveSpec
+
+
+def is_scalar(value: Num) -> bool:
+    """Whether a number is one number and not a column."""
+    return isinstance(value, (int, float))
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The links of a cluster as formula inputs."""
+
+    cluster: Cluster
+
+    @property
+    def island(self) -> int:
+        """GPUs that reach each other without the network."""
+        return max(self.cluster.nvlink_domain, min(self.cluster.gpus_per_node, self.cluster.count))
+
+    @property
+    def inter(self) -> CollectiveSpec:
+        """The network class. Raises InputError on a cluster described as one node."""
+        if self.cluster.inter is None:
+            raise InputError(
+                "a group spans several nodes but the cluster has no network",
+                key="system",
+                given=f"{self.cluster.count} GPUs in {self.cluster.nodes} node(s)",
+            )
+        return self.cluster.inter
+
+    def collective(self, name: str, op: str, message: Any, *, ranks: Num, stride: Num) -> Line:
+        """Time of one collective over a group; op: all_reduce | all_gather | reduce_scatter."""
+        factor = (
+            compute("bus_factor", comm.all_reduce_bus_factor, ranks=ranks)
+            if op == "all_reduce"
+            else compute("bus_factor", comm.gather_bus_factor, ranks=ranks)
+        )
+        nodes = comm.group_nodes(ranks=ranks, stride=stride, domain=self.island)
+        inside = _within(self.cluster.intra, op, ranks)
+        if self.cluster.inter is None or (is_scalar(nodes) and nodes <= 1):
+            self._check(nodes)
+            terms = inside
+        else:
+            across = self._across(op, ranks=ranks, stride=stride, nodes=nodes, inside=inside.bandwidth)
+            terms = across if is_scalar(nodes) else _either(nodes, inside, across)
+        return compute(
+            name,
+            comm.collective_s,
+            message_bytes=message,
+            ranks=ranks,
+            bus_factor=factor,
+            alpha_s=terms.alpha,
+            ramp=terms.ramp,
+            bus_bytes_per_s=terms.bandwidth,
+        )
+
+    def all_to_all(self, name: str, message: Any, *, ranks: Num, stride: Num) -> Line:
+        """Time of an exchange in which every rank sends `message` bytes in equal parts."""
+        nodes = comm.group_nodes(ranks=ranks, stride=stride, domain=self.island)
+        per_node = comm.group_ranks_per_node(ranks=ranks, stride=stride, domain=self.island)
+        inside = _within(self.cluster.intra, "alltoall", per_node)
+        if self.cluster.inter is None or (is_scalar(nodes) and nodes <= 1):
+            self._check(nodes)
+            card, alpha = inside.bandwidth, inside.alpha
+        else:
+            card = _terms(self.inter, "send_recv", nodes).bandwidth
+            across = _terms(self.inter, "alltoall", nodes)
+            alpha = across.alpha if is_scalar(nodes) else _either(nodes, inside, across).alpha
+        return compute(
+            name,
+            comm.all_to_all_s,
+            message_bytes=message,
+            ranks=ranks,
+            ranks_per_node=per_node,
+            alpha_s=alpha,
+            intra_bytes_per_s=inside.bandwidth,
+            nic_bytes_per_s=card,
+        )
+
+    def send(self, name: str, message: Any, *, world: Num) -> Line:
+        """Time of one message between pipeline neighbours; across nodes when the run needs several."""
+        inside = _terms(self.cluster.intra, "send_recv", 2)
+        if self.cluster.inter is None or (is_scalar(world) and world <= self.island):
+            terms = inside
+        else:
+            across = _terms(self.inter, "send_recv", 2)
+            terms = across if is_scalar(world) else _either(where(world > self.island, 2, 1), inside, across)
+        return compute(
+            name,
+            comm.point_to_point_s,
+            message_bytes=message,
+            alpha_s=terms.alpha,
+            link_bytes_per_s=terms.bandwidth,
+        )
+
+    def _check(self, nodes: Num) -> None:
+        if is_scalar(nodes) and nodes > 1:
+            _ = self.inter
+
+    def _across(self, op: str, *, ranks: Num, stride: Num, nodes: Num, inside: Line) -> _Terms:
+        terms = _terms(self.inter, op, nodes)
+        bandwidth = compute(
+            "group_bandwidth",
+            comm.group_bus_bytes_per_s,
+            node_bus_bytes_per_s=terms.bandwidth,
+            intra_bus_bytes_per_s=inside,
+            ranks_per_node=comm.group_ranks_per_node(ranks=ranks, stride=stride, domain=self.island),
+            gpus_per_node=self.cluster.gpus_per_node,
+        )
+        return _Terms(terms.alpha, bandwidth, terms.ramp)
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """Latency, bus bandwidth and ramp of one operation over one group."""
+
+    alpha: Line
+    bandwidth: Line
+    ramp: Line
+
+
+def _within(spec: CollectiveSpec, op: str, ranks: Num) -> _Terms:
+    return _terms(spec, op, ranks)
+
+
+def _terms(spec: CollectiveSpec, op: str, size: Num) -> _Terms:
+    other = None if op == "all_reduce" else spec.ops.get(op)
+    if op != "all_reduce" and other is None:
+        raise InputError(
+            "this link has no such operation", where=spec.id, given=op, legal=["all_reduce", *spec.ops]
+        )
+    steps: Num = 0
+    if spec.alpha_step is not None:
+        steps = (
+            compute("steps", comm.link_steps, ranks=size)
+            if spec.step == "n-2"
+            else compute("steps", comm.network_steps, nodes=size)
+        )
+    alpha = compute(
+        "alpha",
+        comm.latency_s,
+        alpha0_s=spec.alpha0.line("alpha0"),
+        alpha_step_s=spec.alpha_step.line("alpha_step") if spec.alpha_step is not None else 0.0,
+        steps=steps,
+        alpha_factor=other.alpha_factor.line("alpha_factor") if other is not None else 1.0,
+        alpha_extra_s=other.alpha_extra.line("alpha_extra") if other is not None else 0.0,
+    )
+    if other is None:
+        return _Terms(alpha, _by_size(spec.bus_bandwidth, size, "bus_bandwidth"), spec.ramp.line("ramp"))
+    own = _by_size(other.bandwidth, size, "bandwidth")
+    if next(iter(other.bandwidth.values())).unit == "ratio":
+        ring = _by_size(spec.ring_bandwidth or spec.bus_bandwidth, size, "ring_bandwidth")
+        own = compute("bandwidth", comm.operation_bus_bytes_per_s, ring_bus_bytes_per_s=ring, share=own)
+    return _Terms(alpha, own, other.ramp.line("ramp"))
+
+
+def _by_size(table: dict[int, Figure], size: Num, name: str) -> Line:
+    """The figure of the largest listed size not above the given one, else the smallest."""
+    sizes = sorted(table)
+    if is_scalar(size):
+        below = [key for key in sizes if key <= size]
+        return table[below[-1] if below else sizes[0]].line(name)
+    value: Num = table[sizes[0]].si
+    for key in sizes[1:]:
+        value = where(size >= key, table[key].si, value)
+    leaf = table[sizes[0]].line(name)
+    return Line(name, value, leaf.unit, leaf.kind, source=leaf.source)
+
+
+def _either(nodes: Num, inside: _Terms, across: _Terms) -> _Terms:
+    def pick(a: Line, b: Line) -> Line:
+        return Line(b.name, where(nodes > 1, value_of(b), value_of(a)), b.unit, b.kind, source=b.source)
+
+    return _Terms(
+        pick(inside.alpha, across.alpha),
+        pick(inside.bandwidth, across.bandwidth),
+        pick(inside.ramp, across.ramp),
+    )

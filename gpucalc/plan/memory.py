@@ -1,0 +1,816 @@
+"""Per-GPU memory of a training run: a tree of stages, phases and the tensors alive in each.
+
+    memory (largest stage)
+      stage_0 (largest phase)
+        load, forward, loss, backward, step (sums)
+          allocated (sum): weights, gradients, optimizer_states, activations, ...
+          allocator_overhead, cuda_context, nccl_buffers
+
+What is alive when follows a timeline measured tensor by tensor; see the formulas' sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpucalc.formulas import activations as act
+from gpucalc.formulas import memory as mem
+from gpucalc.formulas.pipeline import in_flight_micro_batches
+from gpucalc.graph import Graph, Mlp, Moe
+from gpucalc.line import Kind, Line, compute, total
+from gpucalc.plan import allowances
+from gpucalc.plan.activation import layer_line, selective_line
+from gpucalc.plan.layout import Layout, Recipe
+from gpucalc.plan.stages import LayerRun, Params, Stage, block_linears, stages
+
+PHASES = ("load", "forward", "loss", "backward", "step")
+
+# Parts of a layer as wide as the residual stream: whole on each tensor-parallel rank unless sequence
+# parallelism splits the tokens.
+_RESIDUAL_WIDE = {
+    "mixer_input",
+    "mlp_input",
+    "moe_input",
+    "cross_input",
+    "dropout_masks",
+    "router",
+    "layer_input",
+    "kv_lora_norm",
+    "kv_lora_input",
+    "q_lora_norm",
+    "q_lora_input",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPeak:
+    """Where the peak is."""
+
+    tree: Line
+    stage: int
+    phase: str
+
+    @property
+    def needed(self) -> Line:
+        """The phase line that decides."""
+        return self.tree.child(f"stage_{self.stage}").child(self.phase)
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Largest sum of tensors over stages and phases, as torch's max_memory_allocated counts it."""
+        return max(
+            float(phase.child("allocated").value) for stage in self.tree.children for phase in stage.children
+        )
+
+    @property
+    def reserved_bytes(self) -> float:
+        """The same with what the caching allocator adds, as max_memory_reserved counts it."""
+        return max(
+            float(phase.child("allocated").value + phase.child("allocator_overhead").value)
+            for stage in self.tree.children
+            for phase in stage.children
+        )
+
+
+def memory_peak(
+    graph: Graph,
+    layout: Layout,
+    recipe: Recipe,
+    *,
+    hopper_or_later: bool,
+    only: tuple[int, ...] | None = None,
+) -> MemoryPeak:
+    """The memory tree of a run and its peak. `only`: stages worth looking at, all by default."""
+    parts = stages(graph, pp=layout.pp, vpp=layout.vpp)
+    chosen = parts if only is None else tuple(parts[index] for index in only)
+    lines = tuple(
+        _Stage(graph, stage, layout, recipe, hopper_or_later=hopper_or_later).line() for stage in chosen
+    )
+    tree = largest("memory", lines)
+    worst = max(lines, key=lambda line: line.value)
+    phase = max(worst.children, key=lambda line: line.value)
+    return MemoryPeak(tree=tree, stage=int(worst.name.removeprefix("stage_")), phase=phase.name)
+
+
+def largest(name: str, parts: tuple[Line, ...]) -> Line:
+    """A line whose value is the largest of its parts."""
+    top = max(parts, key=lambda line: line.value)
+    return Line(
+        name=name, value=top.value, unit=top.unit, kind=top.kind, children=parts, note="largest of its parts"
+    )
+
+
+class _Stage:
+    """Builds the lines of one pipeline stage. Split by what the lines describe, not by phase."""
+
+    def __init__(
+        self, graph: Graph, stage: Stage, layout: Layout, recipe: Recipe, *, hopper_or_later: bool
+    ) -> None:
+        self.graph, self.stage, self.layout, self.recipe = graph, stage, layout, recipe
+        self.hopper_or_later = hopper_or_later
+        held = stage.params
+        self.dense = held.sharded / layout.tp + held.replicated
+        self.expert = held.expert / (layout.ep * layout.etp)
+        self.tokens = layout.micro_batch * recipe.seq_len / layout.cp
+        self.sp = layout.tp if layout.sequence_parallel else 1
+        self.accumulates = layout.micro_batches > 1
+        self.in_flight = in_flight_micro_batches(
+            pp=layout.pp, vpp=layout.vpp, rank=stage.index, micro_batches=layout.micro_batches
+        )
+
+    # --- the tree ------------------------------------------------------------------------------------
+
+    def line(self) -> Line:
+        states = self.states()
+        weights = states[:1]
+        kept = self.activations()
+        logits = self.head_saved()
+        gradients_full = self.gradients()
+        persistent = self.accumulates or self.recipe.framework == "megatron"
+        held = gradients_full if persistent else ()
+        buffers = self.buffers()
+        forward = (*states, *held, *buffers, *kept, *self.forward_transients())
+        phases = [
+            self.phase("load", (*weights, *self.load_extra())),
+            self.phase("forward", forward),
+        ]
+        if self.stage.last:
+            phases.append(
+                self.phase("loss", (*states, *held, *buffers, *kept, *logits, *self.loss_transients()))
+            )
+        phases.append(self.backward_phase(states, buffers, kept, gradients_full, persistent))
+        phases.append(self.phase("step", (*states, *gradients_full, *buffers, *self.step_transients())))
+        return largest(f"stage_{self.stage.index}", tuple(phases))
+
+    def phase(self, name: str, parts: tuple[Line, ...]) -> Line:
+        parts = tuple(part for part in parts if part.value)
+        workspace = compute(
+            "cublas_workspace",
+            mem.cublas_workspace_bytes,
+            workspace_bytes=allowances.CUBLAS_WORKSPACE[
+                "from_hopper" if self.hopper_or_later else "before_hopper"
+            ],
+            handles=1,
+        )
+        allocated = total("allocated", (*parts, workspace), unit="bytes")
+        layout = self.layout
+        communicators = sum(1 for size in (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep) if size > 1)
+        outside = (
+            compute(
+                "allocator_overhead",
+                mem.allocator_overhead_bytes,
+                allocated_bytes=allocated.value,
+                overhead_fraction=allowances.ALLOCATOR_OVERHEAD,
+            ),
+            compute("cuda_context", mem.cuda_context_bytes, context_bytes=allowances.CUDA_CONTEXT),
+            compute(
+                "nccl_buffers",
+                mem.nccl_buffer_bytes,
+                communicators=communicators,
+                channels=allowances.NCCL_CHANNELS,
+                buffer_bytes=allowances.NCCL_BUFFER,
+            ),
+        )
+        return total(name, (allocated, *outside), unit="bytes")
+
+    # --- state -----------------------------------------------------------------------------------------
+
+    def _split(self, name: str, function: Callable[..., Any], **inputs: Any) -> Line:
+        """A state line as the sum of its dense and expert parts, each sharded over its own group."""
+        layout = self.layout
+        parts = []
+        for part, params, shard in (
+            ("dense", self.dense, layout.shard),
+            ("experts", self.expert, layout.expert_shard),
+        ):
+            if params:
+                parts.append(
+                    compute(
+                        part,
+                        function,
+                        params=params,
+                        shard=shard,
+                        zero_stage=layout.zero_stage,
+                        **inputs,
+                    )
+                )
+        return total(name, tuple(parts), unit="bytes")
+
+    def states(self) -> tuple[Line, ...]:
+        recipe = self.recipe
+        if recipe.adapters is not None:
+            return self.adapter_states()
+        weights = self._split("weights", mem.weight_bytes, parameter_bytes=recipe.parameter_bytes)
+        optimizer = self._split(
+            "optimizer_states", mem.optimizer_state_bytes, bytes_per_param=recipe.optimizer_bytes
+        )
+        if "parameters" in recipe.offload:
+            return ()
+        return (weights,) if "optimizer" in recipe.offload else (weights, optimizer)
+
+    def gradients(self) -> tuple[Line, ...]:
+        recipe = self.recipe
+        if "gradients" in recipe.offload:
+            return ()
+        if recipe.adapters is not None:
+            return (
+                compute(
+                    "gradients",
+                    mem.gradient_bytes,
+                    params=self.trained_params(),
+                    element_bytes=recipe.adapters.element_bytes,
+                    shard=self.layout.shard,
+                    zero_stage=self.layout.zero_stage,
+                ),
+            )
+        return (self._split("gradients", mem.gradient_bytes, element_bytes=recipe.gradient_bytes),)
+
+    def adapter_params(self) -> float:
+        """Parameters of this stage's LoRA matrices."""
+        adapters = self.recipe.adapters
+        assert adapters is not None
+        return sum(
+            run.count
+            * sum(
+                adapters.rank * (linear.inputs + linear.outputs)
+                for linear in block_linears(run.block)
+                if linear.name in adapters.targets
+            )
+            for run in self.stage.layers
+        )
+
+    def trained_params(self) -> float:
+        """Adapters, and the embedding and head where they are trained too."""
+        adapters = self.recipe.adapters
+        assert adapters is not None
+        tables = self.stage.embedding.sharded + self.stage.head.sharded if adapters.trained_embeddings else 0
+        return self.adapter_params() + tables / self.layout.tp
+
+    def adapter_states(self) -> tuple[Line, ...]:
+        recipe, adapters, layout = self.recipe, self.recipe.adapters, self.layout
+        assert adapters is not None
+        linear = sum(run.params.linear * run.count for run in self.stage.layers) / layout.tp
+        rest = self.dense - linear
+        frozen = total(
+            "weights",
+            (
+                compute(
+                    "frozen_linears",
+                    mem.weight_bytes,
+                    params=linear + self.expert,
+                    parameter_bytes=adapters.base_bytes_per_param,
+                    shard=layout.shard,
+                    zero_stage=layout.zero_stage,
+                ),
+                compute(
+                    "other_weights",
+                    mem.weight_bytes,
+                    params=rest,
+                    parameter_bytes=recipe.compute_bytes,
+                    shard=layout.shard,
+                    zero_stage=layout.zero_stage,
+                ),
+                compute(
+                    "adapters",
+                    mem.weight_bytes,
+                    params=self.adapter_params(),
+                    parameter_bytes=adapters.element_bytes,
+                    shard=layout.shard,
+                    zero_stage=layout.zero_stage,
+                ),
+            ),
+            unit="bytes",
+        )
+        optimizer = compute(
+            "optimizer_states",
+            mem.optimizer_state_bytes,
+            params=self.trained_params(),
+            bytes_per_param=recipe.optimizer_bytes,
+            shard=layout.shard,
+            zero_stage=layout.zero_stage,
+        )
+        return (frozen, optimizer)
+
+    def load_extra(self) -> tuple[Line, ...]:
+        """Beside the weights while the engine builds its state: the flat copy DeepSpeed partitions."""
+        recipe, layout = self.recipe, self.layout
+        if recipe.framework != "deepspeed" or layout.zero_stage >= 3 or recipe.adapters is not None:
+            return ()
+        return (
+            self._split("flat_copy", mem.weight_bytes, parameter_bytes=recipe.parameter_bytes),
+            self._split(
+                "optimizer_states", mem.optimizer_state_bytes, bytes_per_param=recipe.optimizer_bytes
+            ),
+        )
+
+    # --- framework buffers -----------------------------------------------------------------------------
+
+    def buffers(self) -> tuple[Line, ...]:
+        recipe, layout, lines = self.recipe, self.layout, []
+        trained = self.dense + self.expert if recipe.adapters is None else self.trained_params()
+        if recipe.gradient_buckets and layout.dp > 1:
+            lines.append(
+                compute(
+                    "ddp_buckets",
+                    mem.ddp_bucket_bytes,
+                    params=trained,
+                    element_bytes=recipe.gradient_bytes,
+                )
+            )
+        if recipe.framework == "deepspeed" and layout.zero_stage >= 1 and layout.dp > 1:
+            lines.append(
+                compute(
+                    "reduce_buckets",
+                    mem.deepspeed_bucket_bytes,
+                    bucket_elements=allowances.DEEPSPEED_REDUCE_BUCKET,
+                    params=trained,
+                    element_bytes=recipe.compute_bytes,
+                    buffers=2 if layout.zero_stage >= 3 else 1,
+                )
+            )
+        if recipe.framework == "megatron":
+            lines.append(
+                compute(
+                    "dummy_weight_gradients",
+                    mem.dummy_weight_gradient_bytes,
+                    matmul_params=self._distinct_shapes(),
+                    tp=layout.tp,
+                )
+            )
+        if recipe.cached_fp8_weights:
+            lines.append(
+                compute(
+                    "fp8_weight_copies",
+                    mem.autocast_weight_bytes,
+                    linear_params=self._layer_linear_params(),
+                )
+            )
+        return tuple(lines)
+
+    def _distinct_shapes(self) -> int:
+        shapes = {
+            (linear.inputs, linear.outputs)
+            for run in self.stage.layers
+            for linear in block_linears(run.block)
+            if linear.shard.value != "replicated"
+        }
+        return sum(inputs * outputs for inputs, outputs in shapes)
+
+    def _layer_linear_params(self) -> float:
+        layout = self.layout
+        dense = sum(run.params.linear * run.count for run in self.stage.layers) / layout.tp
+        return dense + self.expert
+
+    # --- activations -----------------------------------------------------------------------------------
+
+    def _run_tokens(self, run: LayerRun) -> float:
+        if run.stack.tokens is not None:
+            return self.layout.micro_batch * run.stack.tokens
+        return self.tokens
+
+    def _memory_ratio(self, run: LayerRun) -> float:
+        others = [stack for stack in self.graph.stacks if stack.role == "encoder"]
+        if run.block.cross is None or not others:
+            return 1.0
+        return (others[0].tokens or self.recipe.seq_len) / self.recipe.seq_len
+
+    def _per_layer(self, run: LayerRun, per_token: Line) -> Line:
+        """Bytes one layer keeps for one micro-batch on this rank."""
+        tokens = self._run_tokens(run)
+        parts = tuple(
+            compute(
+                part.name,
+                act.layer_saved_bytes,
+                bytes_per_token=part,
+                tokens=tokens,
+                tp=self.sp if self._residual_wide(part.name, run) else self.layout.tp,
+            )
+            for part in per_token.children
+        )
+        return total(run.block.name, parts, unit="bytes")
+
+    def _residual_wide(self, name: str, run: LayerRun) -> bool:
+        return name in _RESIDUAL_WIDE or any(name == norm.name for norm in run.block.norms)
+
+    def full_layer(self, run: LayerRun) -> Line:
+        """One layer's activations without recomputation."""
+        return self._per_layer(
+            run,
+            layer_line(
+                run.block,
+                self.recipe,
+                seq_len=run.stack.tokens or self.recipe.seq_len,
+                memory_tokens=self._memory_ratio(run),
+            ),
+        )
+
+    def checkpoint(self, run: LayerRun) -> Line:
+        """One layer's input."""
+        recipe = self.recipe
+        size = 4 if recipe.autocast else recipe.activation_bytes
+        return compute(
+            run.block.name,
+            act.checkpoint_bytes,
+            hidden=run.stack.hidden,
+            tokens=self._run_tokens(run),
+            activation_bytes=size,
+            shards=self.sp,
+        )
+
+    def kept_layer(self, run: LayerRun) -> float:
+        """Bytes one layer keeps from forward to backward under the recipe's recomputation."""
+        recipe = self.recipe
+        if recipe.recompute == "full":
+            return float(self.checkpoint(run).value)
+        if recipe.recompute == "selective":
+            if recipe.recompute_scope == "layer":  # every second layer
+                return (float(self.full_layer(run).value) + float(self.checkpoint(run).value)) / 2
+            seq_len = run.stack.tokens or recipe.seq_len
+            return float(self._per_layer(run, selective_line(run.block, recipe, seq_len=seq_len)).value)
+        return float(self.full_layer(run).value)
+
+    def activations(self) -> tuple[Line, ...]:
+        lines = []
+        for run in self.stage.layers:
+            flight = self.in_flight if run.in_trunk else 1
+            lines.append(
+                compute(
+                    f"{run.stack.name}.{run.block.name}",
+                    act.kept_activation_bytes,
+                    kind=Kind.MODELLED,
+                    layer_bytes=self.kept_layer(run),
+                    layers=run.count,
+                    in_flight=flight,
+                )
+            )
+        network = self.graph.network
+        if network is not None and network.saved_elements is not None:
+            lines.append(
+                compute(
+                    "network",
+                    act.network_saved_bytes,
+                    kind=Kind.MODELLED,
+                    saved_elements=network.saved_elements,
+                    images=self.layout.micro_batch,
+                    activation_bytes=self.recipe.activation_bytes,
+                )
+            )
+        if self.stage.first and self.graph.embedding is not None:
+            lines.append(
+                compute("token_ids", act.token_id_bytes, tokens=self.tokens, in_flight=self.in_flight)
+            )
+        if self.recipe.autocast and self.recipe.recompute == "none":
+            lines.append(
+                compute(
+                    "autocast_weights",
+                    mem.autocast_weight_bytes,
+                    linear_params=self._layer_linear_params(),
+                )
+            )
+        if "activations" in self.recipe.offload:
+            return ()
+        return (total("activations", tuple(lines), unit="bytes"),)
+
+    def rebuilt(self) -> Line | None:
+        """The layer that is rebuilt while its backward runs, where recomputation drops it."""
+        recipe = self.recipe
+        if recipe.recompute == "none" or not self.stage.layers:
+            return None
+        run = max(self.stage.layers, key=lambda item: self.full_layer(item).value)
+        full = self.full_layer(run)
+        kept = self.kept_layer(run)
+        extra = full.value if recipe.recompute == "full" else max(0.0, full.value - kept)
+        return Line(
+            "recomputed_layer", extra, "bytes", Kind.MODELLED, children=(), note=f"one {run.block.name}"
+        )
+
+    # --- head and loss ---------------------------------------------------------------------------------
+
+    @property
+    def _vocab(self) -> int:
+        head = self.graph.head
+        return head.vocab if head is not None and self.stage.last else 0
+
+    def head_saved(self) -> tuple[Line, ...]:
+        if not self._vocab or self.graph.head is None:
+            return ()
+        recipe, head = self.recipe, self.graph.head
+        lines = [
+            compute(
+                "head_input",
+                act.head_input_bytes,
+                hidden=head.hidden,
+                tokens=self.tokens,
+                activation_bytes=recipe.activation_bytes,
+                shards=self.sp,
+            )
+        ]
+        if recipe.loss == "unfused":
+            lines.append(
+                compute(
+                    "log_softmax",
+                    act.layer_saved_bytes,
+                    bytes_per_token=compute("per_token", act.unfused_loss_saved_bytes, vocab=self._vocab),
+                    tokens=self.tokens,
+                    tp=self.layout.tp,
+                )
+            )
+        return (total("head_and_loss", tuple(lines), unit="bytes"),)
+
+    def loss_transients(self) -> tuple[Line, ...]:
+        if not self._vocab or self.graph.head is None:
+            return ()
+        recipe, layout, vocab = self.recipe, self.layout, self._vocab
+        if recipe.loss == "chunked":
+            line = compute(
+                "chunked_loss",
+                act.chunked_loss_bytes,
+                tokens=self.tokens,
+                vocab=vocab,
+                hidden=self.graph.head.hidden,
+                activation_bytes=recipe.activation_bytes,
+            )
+            return (line,)
+        if recipe.loss == "fused":
+            line = compute(
+                "logits",
+                act.layer_saved_bytes,
+                bytes_per_token=compute(
+                    "per_token", act.fused_loss_bytes, vocab=vocab, activation_bytes=recipe.activation_bytes
+                ),
+                tokens=self.tokens,
+                tp=layout.tp,
+            )
+            return (line, *self.fsdp_root())
+        forward = compute(
+            "forward", act.loss_forward_bytes, vocab=vocab, activation_bytes=recipe.activation_bytes
+        )
+        backward = compute(
+            "backward",
+            act.loss_backward_bytes,
+            vocab=vocab,
+            activation_bytes=recipe.activation_bytes,
+            logits_kept=0,
+        )
+        worst = forward if forward.value >= backward.value else backward
+        line = compute(
+            "logits", act.layer_saved_bytes, bytes_per_token=worst, tokens=self.tokens, tp=layout.tp
+        )
+        return (line, *self.fsdp_root())
+
+    # --- transients ------------------------------------------------------------------------------------
+
+    @property
+    def _gathers(self) -> bool:
+        return self.layout.zero_stage >= 3 and self.layout.shard > 1
+
+    def _layer_params(self) -> float:
+        widest = self.stage.widest
+        if widest is None:
+            return self.dense
+        held: Params = widest.params
+        layout = self.layout
+        return held.sharded / layout.tp + held.replicated + held.expert / (layout.ep * layout.etp)
+
+    def _root_params(self) -> float:
+        tables = (self.stage.embedding.sharded, self.stage.head.sharded)
+        held = sum(tables) if self.recipe.wrapped_root else max(tables)
+        return held / self.layout.tp
+
+    def fsdp_root(self) -> tuple[Line, ...]:
+        """Gathered head (and embedding in the root group) while the loss is taken."""
+        if not self._gathers:
+            return ()
+        return (
+            compute(
+                "gathered_root_weights",
+                mem.weight_bytes,
+                params=self._root_params(),
+                parameter_bytes=self.recipe.compute_bytes,
+                shard=1,
+                zero_stage=0,
+            ),
+        )
+
+    def forward_transients(self) -> tuple[Line, ...]:
+        if not self._gathers:
+            return ()
+        recipe = self.recipe
+        if recipe.framework == "deepspeed":
+            return (self._deepspeed_live(),)
+        if not recipe.reshard:
+            return (
+                compute(
+                    "gathered_weights",
+                    mem.fsdp_forward_unresharded_bytes,
+                    root_params=self._root_params(),
+                    layer_params=self._layer_params(),
+                    layers=self.stage.depth,
+                    element_bytes=recipe.compute_bytes,
+                ),
+            )
+        return (
+            compute(
+                "gathered_weights",
+                mem.fsdp_forward_bytes,
+                root_params=self._root_params(),
+                layer_params=self._layer_params(),
+                element_bytes=recipe.compute_bytes,
+            ),
+        )
+
+    def _deepspeed_live(self) -> Line:
+        return compute(
+            "gathered_weights",
+            mem.deepspeed_live_parameter_bytes,
+            live_elements=allowances.DEEPSPEED_LIVE_PARAMETERS,
+            params=self.dense + self.expert,
+            element_bytes=self.recipe.compute_bytes,
+        )
+
+    def backward_phase(
+        self,
+        states: tuple[Line, ...],
+        buffers: tuple[Line, ...],
+        kept: tuple[Line, ...],
+        gradients: tuple[Line, ...],
+        persistent: bool,
+    ) -> Line:
+        """The larger of two moments: the sweep's first layer (most activations), its end (all gradients)."""
+        rebuilt = self.rebuilt()
+        working = self.backward_working_set()
+        transients = self.backward_transients()
+        first = (
+            *states,
+            *buffers,
+            *kept,
+            *((rebuilt,) if rebuilt is not None else ()),
+            *working,
+            *transients,
+            *(gradients if persistent else self.head_gradient()),
+        )
+        end = (*states, *buffers, *gradients, *self.end_transients())
+        start_value = sum(line.value for line in first)
+        end_value = sum(line.value for line in end)
+        return self.phase("backward", first if start_value >= end_value else end)
+
+    def head_gradient(self) -> tuple[Line, ...]:
+        """Gradient of the head, the first to appear."""
+        if not self._vocab or self.recipe.adapters is not None:
+            return ()
+        layout = self.layout
+        held = self.stage.head.sharded or self.stage.embedding.sharded
+        return (
+            compute(
+                "gradients",
+                mem.gradient_bytes,
+                params=held / layout.tp,
+                element_bytes=self.recipe.gradient_bytes,
+                shard=layout.shard,
+                zero_stage=layout.zero_stage,
+            ),
+        )
+
+    def backward_working_set(self) -> tuple[Line, ...]:
+        recipe, layout = self.recipe, self.layout
+        if not self.stage.layers:
+            return ()
+        run = max(self.stage.layers, key=lambda item: self.full_layer(item).value)
+        ffn = run.block.ffn
+        tokens = self._run_tokens(run)
+        hidden = run.stack.hidden
+        size = recipe.activation_bytes
+        width, gated = _mlp_width(ffn)
+        gathered = int(layout.sequence_parallel and layout.tp > 1)
+        candidates = []
+        if recipe.framework == "megatron":
+            candidates.append(
+                compute(
+                    "backward_working_set",
+                    act.megatron_mlp_backward_bytes,
+                    mlp_width=2 * width if gated else width,
+                    hidden=hidden,
+                    tokens=tokens,
+                    activation_bytes=size,
+                    tp=layout.tp,
+                    gathered=gathered,
+                )
+            )
+        else:
+            formula = act.gated_mlp_backward_bytes if gated else act.plain_mlp_backward_bytes
+            candidates.append(
+                compute(
+                    "backward_working_set",
+                    formula,
+                    ffn=width,
+                    hidden=hidden,
+                    tokens=tokens,
+                    activation_bytes=size,
+                    tp=layout.tp,
+                )
+            )
+            if recipe.kernels == "eager" and any("rmsnorm" in norm.kind for norm in run.block.norms):
+                candidates.append(
+                    compute(
+                        "backward_working_set",
+                        act.rmsnorm_backward_bytes,
+                        hidden=hidden,
+                        tokens=tokens / self.sp,
+                    )
+                )
+        if recipe.framework == "megatron" and self._vocab:
+            candidates.append(
+                compute(
+                    "backward_working_set",
+                    act.megatron_head_backward_bytes,
+                    vocab=self._vocab,
+                    hidden=hidden,
+                    tokens=self.tokens,
+                    activation_bytes=size,
+                    tp=layout.tp,
+                    gathered=gathered,
+                )
+            )
+        return (max(candidates, key=lambda line: line.value),)
+
+    def backward_transients(self) -> tuple[Line, ...]:
+        if not self._gathers:
+            return ()
+        recipe = self.recipe
+        if recipe.framework == "deepspeed":
+            return (self._deepspeed_live(),)
+        layer = self._layer_params()
+        line = compute(
+            "gathered_weights_and_gradients",
+            mem.fsdp_backward_bytes,
+            root_params=self._root_params(),
+            head_params=self.stage.head.sharded / self.layout.tp if recipe.wrapped_root else 0,
+            layer_params=layer,
+            element_bytes=recipe.compute_bytes,
+            reduce_bytes=recipe.reduce_bytes,
+        )
+        if recipe.reshard:
+            return (line,)
+        kept = compute(
+            "unsharded_layers",
+            mem.weight_bytes,
+            params=(self.stage.depth - 1) * layer,
+            parameter_bytes=recipe.compute_bytes,
+            shard=1,
+            zero_stage=0,
+        )
+        return (line, kept)
+
+    def end_transients(self) -> tuple[Line, ...]:
+        if not self._gathers or self.recipe.framework == "deepspeed":
+            return ()
+        recipe = self.recipe
+        return (
+            compute(
+                "root_gradients",
+                mem.fsdp_end_bytes,
+                root_params=self._root_params(),
+                layer_params=self._layer_params(),
+                element_bytes=recipe.compute_bytes,
+                reduce_bytes=recipe.reduce_bytes,
+            ),
+        )
+
+    def step_transients(self) -> tuple[Line, ...]:
+        recipe, layout = self.recipe, self.layout
+        trained = self.dense + self.expert if recipe.adapters is None else self.trained_params()
+        lines = []
+        if "optimizer" in recipe.offload:
+            return ()
+        if recipe.framework == "deepspeed" and recipe.parameter_bytes == 2:
+            lines.append(
+                compute(
+                    "fp32_gradient_partition",
+                    mem.deepspeed_step_gradient_bytes,
+                    params=trained,
+                    shard=layout.shard if layout.zero_stage >= 1 else 1,
+                    sub_group_elements=allowances.DEEPSPEED_SUB_GROUP if layout.zero_stage >= 3 else trained,
+                )
+            )
+        if recipe.step_temporary_bytes:
+            lines.append(
+                compute(
+                    "step_temporary",
+                    mem.foreach_step_bytes,
+                    params=trained,
+                    state_bytes=recipe.step_temporary_bytes,
+                    shard=layout.shard if layout.zero_stage >= 1 else 1,
+                )
+            )
+        return tuple(lines)
+
+
+def _mlp_width(ffn: object) -> tuple[float, bool]:
+    """Width of the gradients in the feed-forward backward, per token, and whether it is gated."""
+    if isinstance(ffn, Mlp):
+        return ffn.ffn, ffn.gated
+    if isinstance(ffn, Moe):
+        return ffn.top_k * ffn.expert_ffn + ffn.shared_ffn, ffn.gated
+    return 0, False

@@ -1,0 +1,329 @@
+"""From what a run states to what is computed: element sizes per framework, code path, legal layout.
+
+Every choice nobody stated is returned as an assumption with the key that changes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpucalc.errors import Infeasible, InputError
+from gpucalc.graph import Graph, Linear, Shard
+from gpucalc.plan.answer import Assumption
+from gpucalc.plan.layout import Adapters, Layout, Recipe
+from gpucalc.plan.rules import Degrees, broken_rules
+from gpucalc.plan.stages import block_linears
+from gpucalc.spec.job import TrainRun, with_defaults
+
+# Families whose published training code has dropout on (0.1) unless told otherwise.
+DROPOUT_FAMILIES = frozenset(
+    {"bert", "roberta", "gpt", "gpt2", "gpt3", "t5", "opt", "bart", "transformer_xl", "transformer-xl"}
+)
+
+# Bytes per parameter of Adam-like states held at full precision: number of states.
+OPTIMIZER_STATES = {
+    "adamw": 2,
+    "adamw-fused": 2,
+    "adam": 2,
+    "lamb": 2,
+    "sgd": 0,
+    "sgd-momentum": 1,
+    "adafactor": 0,
+    "lion": 1,
+    "muon": 1,
+    "paged-adamw": 0,  # states live in unified memory and leave the card when it is full
+    "paged-adamw-8bit": 0,
+}
+# Quantised states: bytes per parameter, block scales included (one fp32 per 2,048 or 256 elements and state).
+QUANTISED_STATE_BYTES = {
+    "adamw-8bit": 2 * (1 + 4 / 2048),
+    "adamw-4bit": 2 * (0.5 + 4 / 128),
+    "lion-8bit": 1 + 4 / 2048,
+}
+
+# Frozen base: bytes per parameter of its linears. NF4: a byte pair plus one fp32 scale per 64, or an
+# 8-bit scale per 64 and one fp32 per 256 of those; GPTQ: 4 bits, fp16 scale and 4-bit zero per 128.
+BASE_BYTES = {
+    None: 2.0,
+    "nf4": 0.5 + 4 / 64,
+    "nf4-double": 0.5 + 1 / 64 + 4 / (64 * 256),
+    "int4-gptq": 0.5 + 2.5 / 128,
+    "int8": 1.0,
+}
+
+LOW_PRECISION = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A run with nothing left open."""
+
+    run: TrainRun
+    recipe: Recipe
+    layout: Layout
+    assumptions: tuple[Assumption, ...]
+
+
+def settle(run: TrainRun) -> tuple[TrainRun, tuple[Assumption, ...]]:
+    """The run with its layout-independent defaults filled, and what was filled."""
+    filled, defaults = with_defaults(run)
+    return filled, tuple(Assumption(d.key, d.value, d.why) for d in defaults)
+
+
+def sequence_length(run: TrainRun, graph: Graph) -> int:
+    """Tokens per sample of the trunk: the run's, or the model's own where its length is fixed."""
+    if not graph.stacks:
+        return 1
+    fixed = graph.trunk.tokens
+    if fixed is not None:
+        return fixed
+    if run.seq_len is None:
+        raise InputError(
+            f"{graph.name} reads sequences, so their length is needed", key="run.seq_len", legal="tokens"
+        )
+    return run.seq_len
+
+
+def resolve_layout(run: TrainRun, graph: Graph, *, gpus: int) -> tuple[Layout, tuple[Assumption, ...]]:
+    """The layout of a settled run whose degrees are all numbers.
+
+    Raises Infeasible with every broken rule at once.
+    """
+    assumed: list[Assumption] = []
+    tp, pp, vpp, cp, ep = (_number(run, key) for key in ("tp", "pp", "vpp", "cp", "ep"))
+    etp = run.etp if isinstance(run.etp, int) else 1
+    micro_batch = _number(run, "micro_batch")
+    model_parallel = tp * pp * cp
+    dp = run.dp if isinstance(run.dp, int) else max(1, gpus // model_parallel)
+    if run.grad_accum is not None and not isinstance(run.global_batch, int):
+        global_batch = run.grad_accum * micro_batch * dp
+    elif isinstance(run.global_batch, int):
+        global_batch = run.global_batch
+    else:
+        accum = pp if pp > 1 else 1
+        global_batch = micro_batch * dp * accum
+        assumed.append(
+            Assumption(
+                "run.global_batch",
+                global_batch,
+                "one micro-batch per rank and step" if accum == 1 else "one micro-batch per stage and rank",
+            )
+        )
+    seq_len = sequence_length(run, graph)
+    rules = list(
+        broken_rules(
+            graph,
+            Degrees(
+                gpus=gpus,
+                tp=tp,
+                pp=pp,
+                vpp=vpp,
+                cp=cp,
+                ep=ep,
+                etp=etp,
+                dp=dp,
+                micro_batch=micro_batch,
+                global_batch=global_batch,
+                seq_len=seq_len,
+                sequence_parallel=bool(run.sequence_parallel),
+                even_pipeline=run.framework == "megatron" and run.pipeline_split == "even",
+            ),
+        )
+    )
+    if run.grad_accum is not None and isinstance(run.global_batch, int):
+        product = run.grad_accum * micro_batch * dp
+        if product != run.global_batch:
+            rules.append(
+                f"grad_accum {run.grad_accum} x micro_batch {micro_batch} x dp {dp} = {product},"
+                f" but global_batch is {run.global_batch}"
+            )
+    if rules:
+        raise Infeasible(rules)
+    zero_stage = run.zero_stage if isinstance(run.zero_stage, int) else 0
+    shard = run.dp_shard if run.dp_shard is not None else dp
+    layout = Layout(
+        tp=tp,
+        pp=pp,
+        vpp=vpp,
+        cp=cp,
+        ep=ep,
+        etp=etp,
+        dp=dp,
+        shard=max(1, shard * cp),
+        zero_stage=zero_stage if dp * cp > 1 else 0,
+        micro_batch=micro_batch,
+        micro_batches=global_batch // (dp * micro_batch),
+        sequence_parallel=bool(run.sequence_parallel) and tp > 1,
+        schedule="none" if pp == 1 else "interleaved" if vpp > 1 else "1f1b",
+    )
+    return layout, tuple(assumed)
+
+
+def _number(run: TrainRun, key: str) -> int:
+    value = getattr(run, key)
+    if not isinstance(value, int):
+        raise InputError("is left to the search, which has not run", key=f"run.{key}", given=value)
+    return value
+
+
+def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
+    """Element sizes and code path of a settled run, by framework.
+
+    ddp, hf: fp32 weights under autocast for 16-bit precisions; fsdp, torchtitan: fp32 shards, 16-bit
+    gathered copies; deepspeed, megatron: 16-bit weights with fp32 masters in the optimizer.
+    """
+    framework, precision = run.framework, run.precision
+    pure = precision.endswith("-pure")
+    base = precision.removesuffix("-pure")
+    wide = base in ("fp32", "tf32")
+    sizes = element_sizes(framework, wide=wide, pure=pure, fp16=base == "fp16")
+    method_full = run.method == "full"
+    adapters = None if method_full else _adapters(run, graph)
+    if adapters is not None:  # the base is loaded in 16 bit and frozen, so nothing is cast per use
+        trained = adapters.element_bytes
+        sizes = ElementSizes(2, 2, trained, trained, trained, 0)
+    states = OPTIMIZER_STATES.get(run.optimizer)
+    state_bytes = QUANTISED_STATE_BYTES[run.optimizer] if states is None else float(states * sizes.state)
+    kernels = "fused" if framework == "megatron" else "compiled" if run.compile else "eager"
+    attention = run.attention or "sdpa"
+    chunked = run.fused_loss and framework != "megatron"
+    megatron_fusion = framework == "megatron" and (run.fused_loss or attention == "flash")
+    fused = megatron_fusion or kernels == "compiled"
+    recompute, scope = _recompute(run)
+    offload = tuple(_OFFLOADED[run.offload])
+    foreach = run.optimizer in ("adamw", "adam") and framework in ("ddp", "hf", "fsdp")
+    return Recipe(
+        framework=framework,
+        precision=precision,
+        math=LOW_PRECISION.get(base, base),
+        activation_bytes=4 if wide else 2,
+        parameter_bytes=sizes.parameter,
+        compute_bytes=sizes.compute,
+        gradient_bytes=sizes.gradient,
+        reduce_bytes=sizes.reduce,
+        optimizer=run.optimizer,
+        optimizer_bytes=state_bytes + sizes.master,
+        step_temporary_bytes=sizes.state if foreach else 0,
+        attention="eager" if attention == "eager" else "flash",
+        kernels=kernels,
+        recompute=recompute,
+        recompute_scope=scope,
+        seq_len=sequence_length(run, graph),
+        autocast=sizes.autocast,
+        loss="chunked" if chunked else "fused" if fused else "unfused",
+        method=run.method,
+        adapters=adapters,
+        dropout=run.dropout if run.dropout is not None else graph.family in DROPOUT_FAMILIES,
+        gradient_buckets=framework in ("ddp", "hf") and not run.gradient_as_bucket_view,
+        cached_fp8_weights=framework == "megatron" and base in LOW_PRECISION,
+        wrapped_root=framework == "fsdp",
+        reshard=run.reshard_after_forward is not False,
+        offload=offload,
+    )
+
+
+_OFFLOADED: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "optimizer-cpu": ("optimizer",),
+    "optimizer-nvme": ("optimizer",),
+    "optimizer+gradients-cpu": ("optimizer", "gradients"),
+    "params+optimizer-cpu": ("optimizer", "gradients", "parameters"),
+    "params+optimizer-nvme": ("optimizer", "gradients", "parameters"),
+    "activations-cpu": ("activations",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ElementSizes:
+    """Bytes per element a framework holds: weights as stored and as computed with, gradients as kept and
+    as reduced, one optimizer state, and what the optimizer holds beside its states (masters).
+    """
+
+    parameter: int
+    compute: int
+    gradient: int
+    reduce: int
+    state: int
+    master: int
+    autocast: bool = False
+
+
+def element_sizes(framework: str, *, wide: bool, pure: bool, fp16: bool) -> ElementSizes:
+    """The element sizes of a framework; wide: 32-bit training, pure: everything in 16 bit."""
+    if wide:
+        return ElementSizes(4, 4, 4, 4, 4, 0)
+    if pure:
+        return ElementSizes(2, 2, 2, 2, 2, 0)
+    if framework in ("ddp", "hf"):
+        return ElementSizes(4, 2, 4, 4, 4, 0, autocast=True)
+    if framework in ("fsdp", "torchtitan"):
+        return ElementSizes(4, 2, 4, 4, 4, 0)
+    if framework == "deepspeed":
+        return ElementSizes(2, 2, 2, 2, 4, 4)
+    # Megatron: fp32 main gradients for bf16; with fp16 they are 16-bit and a fp32 copy joins the masters.
+    return ElementSizes(2, 2, 2, 2, 4, 8) if fp16 else ElementSizes(2, 2, 4, 4, 4, 4)
+
+
+def _recompute(run: TrainRun) -> tuple[str, str]:
+    if run.recompute.startswith("selective"):
+        scope = run.recompute.removeprefix("selective").lstrip("-")
+        if not scope:
+            scope = "op" if run.framework == "torchtitan" else "core"
+        return "selective", scope
+    return run.recompute, "none"
+
+
+# What PEFT target names of several model families call the graph's linears.
+_TARGETS = {
+    "q_proj": ("q",),
+    "k_proj": ("k",),
+    "v_proj": ("v",),
+    "o_proj": ("o",),
+    "gate_proj": ("gate",),
+    "up_proj": ("up",),
+    "down_proj": ("down",),
+    "c_attn": ("qkv", "q", "k", "v"),
+    "c_proj": ("o", "down"),
+    "query_key_value": ("qkv",),
+    "w1": ("gate",),
+    "w2": ("up",),
+    "w3": ("up",),
+    "query": ("q",),
+    "key": ("k",),
+    "value": ("v",),
+    "dense": ("o",),
+}
+
+
+def _adapters(run: TrainRun, graph: Graph) -> Adapters:
+    lora = run.lora
+    assert lora is not None  # with_defaults fills it
+    linears = [linear for stack in graph.stacks for block in stack.blocks for linear in block_linears(block)]
+    names = {linear.name for linear in linears}
+    if lora.targets == "all-linear":
+        targets = tuple(sorted(_all_linear(linears)))
+    else:
+        wanted: list[str] = []
+        for target in lora.targets:
+            found = [name for name in (target, *_TARGETS.get(target, ())) if name in names]
+            if not found:
+                raise InputError(
+                    f"{graph.name} has no such linear",
+                    key="run.lora.targets",
+                    given=target,
+                    legal=sorted(names),
+                )
+            wanted += found
+        targets = tuple(dict.fromkeys(wanted))
+    return Adapters(
+        rank=lora.rank,
+        targets=targets,
+        element_bytes=2 if lora.dtype == "bf16" else 4,
+        dropout=lora.dropout > 0,
+        base_bytes_per_param=BASE_BYTES[run.quantization],
+        trained_embeddings=lora.train_embeddings,
+    )
+
+
+def _all_linear(linears: list[Linear]) -> set[str]:
+    return {linear.name for linear in linears if linear.shard not in (Shard.REPLICATED, Shard.EXPERT)}

@@ -1,0 +1,147 @@
+"""What makes a layout legal. Every broken rule is found at once, with its equation and nearest values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpucalc.graph import Attention, Graph, Mlp, Moe, StateMixer
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """The numbers a layout is built from, before they are known to be legal."""
+
+    gpus: int
+    tp: int
+    pp: int
+    vpp: int
+    cp: int
+    ep: int
+    etp: int
+    dp: int
+    micro_batch: int
+    global_batch: int
+    seq_len: int
+    sequence_parallel: bool
+    even_pipeline: bool
+
+
+def broken_rules(graph: Graph, d: Degrees) -> tuple[str, ...]:
+    """Every rule this layout breaks, in words; empty when it is legal."""
+    rules: list[str] = []
+    product = d.tp * d.cp * d.pp * d.dp
+    if product != d.gpus:
+        fixed = d.tp * d.cp * d.pp
+        if d.gpus % fixed == 0:
+            hint = f"dp {d.gpus // fixed} would use all {d.gpus}"
+        else:
+            hint = f"tp x cp x pp must divide {d.gpus}: {_nearest(fixed, divisors(d.gpus))} would"
+        rules.append(
+            f"tp {d.tp} x cp {d.cp} x pp {d.pp} x dp {d.dp} = {product}, but there are {d.gpus} GPUs ({hint})"
+        )
+    rules += _model_rules(graph, d)
+    if d.global_batch % (d.dp * d.micro_batch):
+        step = d.dp * d.micro_batch
+        below, above = d.global_batch // step * step, (d.global_batch // step + 1) * step
+        near = f"{below} or {above}" if below else f"{above}"
+        rules.append(
+            f"global_batch {d.global_batch} is not a multiple of"
+            f" dp {d.dp} x micro_batch {d.micro_batch} = {step} (nearest: {near})"
+        )
+    elif d.vpp > 1 and (d.global_batch // step_of(d)) % d.pp:
+        micro_batches = d.global_batch // step_of(d)
+        rules.append(
+            f"interleaved schedule: {micro_batches} micro-batches are not a multiple of pp {d.pp}"
+            f" (nearest global_batch: {(micro_batches // d.pp + 1) * d.pp * step_of(d)})"
+        )
+    if d.vpp > 1 and d.pp == 1:
+        rules.append(f"vpp {d.vpp} needs pp > 1")
+    if d.cp > 1 and d.seq_len % (2 * d.cp):
+        rules.append(f"seq_len {d.seq_len} is not a multiple of 2 x cp {d.cp}")
+    if d.sequence_parallel and d.tp > 1 and (d.seq_len // d.cp) % d.tp:
+        rules.append(f"sequence parallel: seq_len {d.seq_len} / cp {d.cp} is not a multiple of tp {d.tp}")
+    return tuple(rules)
+
+
+def step_of(d: Degrees) -> int:
+    """Sequences that all data-parallel ranks take in one micro-batch."""
+    return d.dp * d.micro_batch
+
+
+def _model_rules(graph: Graph, d: Degrees) -> list[str]:
+    rules: list[str] = []
+    if not graph.stacks:
+        for name, value in (("tp", d.tp), ("pp", d.pp), ("cp", d.cp), ("ep", d.ep)):
+            if value > 1:
+                rules.append(
+                    f"{name} {value}: {graph.name} is known by its totals and cannot be cut; use {name} 1"
+                )
+        return rules
+    seen: set[str] = set()
+
+    def add(rule: str) -> None:
+        if rule not in seen:
+            seen.add(rule)
+            rules.append(rule)
+
+    for stack in graph.stacks:
+        for block in stack.blocks:
+            for mixer in (block.mixer, block.cross):
+                if isinstance(mixer, Attention):
+                    if mixer.heads % d.tp:
+                        add(_divides("tp", d.tp, "attention heads", mixer.heads))
+                    elif mixer.kv_lora is None and mixer.kv_heads % d.tp and d.tp % mixer.kv_heads:
+                        legal = [
+                            t
+                            for t in divisors(mixer.heads)
+                            if not mixer.kv_heads % t or not t % mixer.kv_heads
+                        ]
+                        add(
+                            f"tp {d.tp} neither divides nor is a multiple of {mixer.kv_heads} KV heads"
+                            f" (legal: {_listed(legal)})"
+                        )
+                elif isinstance(mixer, StateMixer) and mixer.heads % d.tp:
+                    add(_divides("tp", d.tp, f"{mixer.kind} heads", mixer.heads))
+            if isinstance(block.ffn, Mlp) and block.ffn.ffn % d.tp:
+                add(_divides("tp", d.tp, "the MLP width", block.ffn.ffn))
+            if isinstance(block.ffn, Moe) and block.ffn.experts % d.ep:
+                add(_divides("ep", d.ep, "experts", block.ffn.experts))
+    moe = any(isinstance(block.ffn, Moe) for stack in graph.stacks for block in stack.blocks)
+    if d.ep > 1 and not moe:
+        add(f"ep {d.ep}: {graph.name} has no experts; use ep 1")
+    ranks = d.gpus // d.pp if d.pp and d.gpus % d.pp == 0 else None
+    if ranks is not None and ranks % (d.ep * d.etp):
+        add(f"ep {d.ep} x etp {d.etp} does not divide the {ranks} GPUs of a pipeline stage")
+    layers = len(graph.trunk.layers)
+    chunks = d.pp * d.vpp
+    if chunks > layers:
+        add(f"pp {d.pp} x vpp {d.vpp} = {chunks} chunks, but there are {layers} layers")
+    elif d.even_pipeline and layers % chunks:
+        legal = [p for p in divisors(layers) if p >= 1]
+        add(
+            f"{layers} layers are not divisible by pp {d.pp} x vpp {d.vpp} = {chunks}"
+            f" (nearest: {_nearest(chunks, legal)}; run.pipeline_split: uneven allows it)"
+        )
+    return rules
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _divides(key: str, value: int, what: str, number: int) -> str:
+    return f"{key} {value} does not divide {number} {what} (legal: {_listed(divisors(number))})"
+
+
+def _nearest(value: int, legal: list[int]) -> str:
+    below = [v for v in legal if v <= value]
+    above = [v for v in legal if v > value]
+    return " or ".join(str(v) for v in [*below[-1:], *above[:1]])
+
+
+def _listed(values: Iterable[int], limit: int = 10) -> str:
+    items = [str(v) for v in values]
+    return ", ".join(items if len(items) <= limit else [*items[: limit - 1], "..."])

@@ -1,0 +1,198 @@
+"""Which layers each pipeline stage holds, and the parameters they bring to one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpucalc.graph import Block, Graph, Linear, Moe, Shard, Stack, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """Parameters of a part, by how tensor and expert parallelism hold them.
+
+    sharded is divided by tp, replicated is whole on every rank, expert is divided by ep x etp.
+    linear: the part of sharded and replicated that matrices multiply with.
+    """
+
+    sharded: int = 0
+    replicated: int = 0
+    expert: int = 0
+    linear: int = 0
+
+    def __add__(self, other: Params) -> Params:
+        return Params(
+            self.sharded + other.sharded,
+            self.replicated + other.replicated,
+            self.expert + other.expert,
+            self.linear + other.linear,
+        )
+
+    def times(self, count: int) -> Params:
+        """The same part held `count` times."""
+        return Params(self.sharded * count, self.replicated * count, self.expert * count, self.linear * count)
+
+    @property
+    def total(self) -> int:
+        """All parameters, undivided."""
+        return self.sharded + self.replicated + self.expert
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """`count` layers of one kind in one stage. in_trunk: pipelined, several micro-batches in flight."""
+
+    stack: Stack
+    block: Block
+    count: int
+    params: Params  # of one layer
+    in_trunk: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one pipeline rank holds."""
+
+    index: int
+    layers: tuple[LayerRun, ...]
+    embedding: Params  # token table and what is added to it
+    head: Params  # vocabulary matrix and output transforms; the tied matrix counts where it is used
+    extra: Params  # towers' inputs, projectors, final norms, positions
+    first: bool
+    last: bool
+
+    @property
+    def params(self) -> Params:
+        """Everything the stage holds."""
+        result = self.embedding + self.head + self.extra
+        for run in self.layers:
+            result = result + run.params.times(run.count)
+        return result
+
+    @property
+    def depth(self) -> int:
+        """Layers in the stage."""
+        return sum(run.count for run in self.layers)
+
+    @property
+    def widest(self) -> LayerRun | None:
+        """The layer kind with the most parameters."""
+        return max(self.layers, key=lambda run: run.params.total, default=None)
+
+
+def block_linears(block: Block) -> tuple[Linear, ...]:
+    """Every matrix of a block."""
+    parts = [part for part in (block.mixer, block.cross, block.ffn, block.beside) if part is not None]
+    return (*block.linears, *(linear for part in parts for linear in part.linears))
+
+
+def block_params(block: Block) -> Params:
+    """Parameters of one layer of that kind."""
+    vectors = [*block.vectors, *(Vector(norm.name, norm.params) for norm in block.norms)]
+    for part in (block.mixer, block.cross, block.ffn, block.beside):
+        if part is not None:
+            vectors.extend(part.vectors)
+    return _params(block_linears(block), tuple(vectors))
+
+
+def split_layers(layers: int, chunks: int) -> tuple[int, ...]:
+    """Layers per pipeline chunk, as even as possible; ends get fewer, they also hold embedding and head."""
+    base, extra = divmod(layers, chunks)
+    sizes = [base] * chunks
+    middle_out = sorted(range(chunks), key=lambda c: abs(c - (chunks - 1) / 2))
+    for chunk in middle_out[:extra]:
+        sizes[chunk] += 1
+    return tuple(sizes)
+
+
+def stages(graph: Graph, *, pp: int, vpp: int) -> tuple[Stage, ...]:
+    """The stages of a pipeline. Chunk c runs on rank c mod pp; stacks beside the trunk sit on the first."""
+    if not graph.stacks:
+        network = graph.network
+        held = Params(sharded=network.params, linear=network.params) if network else Params()
+        return (Stage(0, (), Params(), Params(), held, True, True),)
+    trunk = graph.trunk
+    sizes = split_layers(len(trunk.layers), pp * vpp)
+    kinds = {id(block): block_params(block) for stack in graph.stacks for block in stack.blocks}
+    counts: list[dict[int, int]] = [{} for _ in range(pp)]
+    start = 0
+    for chunk, size in enumerate(sizes):
+        in_rank = counts[chunk % pp]
+        for index in trunk.layers[start : start + size]:
+            in_rank[index] = in_rank.get(index, 0) + 1
+        start += size
+    return tuple(_stage(graph, trunk, kinds, counts[rank], rank=rank, pp=pp) for rank in range(pp))
+
+
+def _stage(
+    graph: Graph, trunk: Stack, kinds: dict[int, Params], counts: dict[int, int], *, rank: int, pp: int
+) -> Stage:
+    first, last = rank == 0, rank == pp - 1
+    runs = [
+        LayerRun(trunk, trunk.blocks[index], count, kinds[id(trunk.blocks[index])], True)
+        for index, count in sorted(counts.items())
+    ]
+    extra = _params((), graph.vectors) + _params(graph.linears, ()) if first else Params()
+    for stack in graph.stacks:
+        if stack is trunk:
+            if first:
+                extra = extra + _params(stack.inputs, stack.vectors)
+            if last and stack.final_norm is not None:
+                extra = extra + Params(replicated=stack.final_norm.params)
+            continue
+        if first:
+            runs.extend(
+                LayerRun(stack, block, stack.count(index), kinds[id(block)], False)
+                for index, block in enumerate(stack.blocks)
+            )
+            norm = stack.final_norm.params if stack.final_norm is not None else 0
+            extra = extra + _params(stack.inputs, stack.vectors) + Params(replicated=norm)
+    embedding = Params()
+    table = 0
+    if graph.embedding is not None:
+        table = graph.embedding.vocab * graph.embedding.width
+        if first:
+            embedding = Params(sharded=table) + _params(graph.embedding.projection, graph.embedding.vectors)
+    head = Params()
+    if graph.head is not None and last:
+        head = _params(graph.head.linears, graph.head.vectors)
+        matrix = graph.head.vocab * graph.head.hidden
+        bias = graph.head.vocab if graph.head.bias else 0
+        if not graph.head.tied:
+            head = head + Params(sharded=matrix + bias, linear=matrix)
+        elif pp > 1:  # the last stage keeps its own copy of the tied matrix
+            head = head + Params(sharded=table + bias, linear=table)
+        else:
+            head = head + Params(sharded=bias)
+    return Stage(rank, tuple(runs), embedding, head, extra, first, last)
+
+
+def _params(linears: tuple[Linear, ...], vectors: tuple[Vector, ...]) -> Params:
+    sharded = replicated = expert = linear = 0
+    for matrix in linears:
+        weights = matrix.inputs * matrix.outputs
+        bias = matrix.outputs if matrix.bias else 0
+        if matrix.shard is Shard.EXPERT:
+            expert += matrix.copies * (weights + bias)
+            continue
+        linear += matrix.copies * weights
+        if matrix.shard is Shard.REPLICATED:
+            replicated += matrix.copies * (weights + bias)
+        elif matrix.shard is Shard.ROW:  # a row-split matrix adds its bias after the reduction
+            sharded += matrix.copies * weights
+            replicated += matrix.copies * bias
+        else:
+            sharded += matrix.copies * (weights + bias)
+    for vector in vectors:
+        if vector.shard is Shard.REPLICATED:
+            replicated += vector.params
+        elif vector.shard is Shard.EXPERT:
+            expert += vector.params
+        else:
+            sharded += vector.params
+    return Params(sharded, replicated, expert, linear)
+
+
+def is_moe(block: Block) -> bool:
+    """Whether the block routes tokens to experts."""
+    return isinstance(block.ffn, Moe)

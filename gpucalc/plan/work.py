@@ -1,0 +1,622 @@
+"""Seconds one GPU computes on one layer: matrices, attention, elementwise kernels, forward and backward.
+
+This module chooses formulas by the shape of the layer and the code path. The pass counts are reads
+and writes of the kernels each code path launches, counted; the arithmetic is in `formulas.compute`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpucalc.errors import InputError
+from gpucalc.formulas import compute as f
+from gpucalc.graph import Attention, Block, FeedForward, Linear, Mlp, Mixer, Moe, Norm, Shard, StateMixer
+from gpucalc.line import Line, compute, total
+from gpucalc.num import Num, ceil_div, maximum, where
+from gpucalc.plan.layout import Layout, Recipe
+from gpucalc.spec.gpu import GpuSpec
+from gpucalc.spec.hardware import KernelRate, KernelSpec
+
+LOW_PRECISION = ("fp8", "fp6", "fp4", "int8")
+SCAN_CHUNK = 256  # tokens per chunk in Mamba-2 and flash-linear-attention kernels
+TILE_ROWS = 128  # rows of a matrix tile; an expert's last tile is padded to it
+
+# Reads and writes of a tensor, forward and backward, by code path.
+NORM_PASSES = {"eager": (18, 28), "compiled": (2, 3), "fused": (2, 3)}  # RMSNorm written out upcasts to fp32
+LAYERNORM_PASSES = (2, 4)  # one kernel forward, two backward, in every code path
+RESIDUAL_PASSES = {"eager": (3, 3), "compiled": (2, 2), "fused": (3, 3)}
+ROPE_PASSES = {"eager": (12, 14), "compiled": (2, 2), "fused": (2, 2)}
+GATE_PASSES = {"eager": (5, 9), "compiled": (3, 5), "fused": (3, 5)}  # of width ffn: two inputs, one product
+PLAIN_PASSES = {"eager": (2, 3), "compiled": (2, 3), "fused": (2, 3)}
+WRITTEN_OUT_GELU_PASSES = (20, 30)  # gelu_new as eight eager kernels
+DROPOUT_PASSES = {"eager": (2.5, 2.5), "compiled": (0.5, 0.5), "fused": (0.5, 0.5)}
+SCORE_PASSES = {"eager": (9, 9), "compiled": (4, 5), "fused": (4, 5)}  # scale, mask, softmax, dropout
+SCAN_PASSES = {"eager": (40, 80), "compiled": (12, 20), "fused": (10, 18)}  # conv, gates, chunked scan
+CAST_PASSES = 3  # fp32 read and 16-bit write, in 16-bit units
+# Bytes per logit, forward and backward together: written-out fp32 log-softmax, compiled, one kernel.
+LOSS_BYTES = {"eager": 28, "compiled": 14, "fused": 10}
+
+# Kernels launched forward by the parts of a layer that multiply no matrices; backward launches twice that.
+LAYER_KERNELS = {"eager": 30, "compiled": 6, "fused": 8}
+MOE_KERNELS = {"eager": 25, "compiled": 15, "fused": 15}
+LOW_PRECISION_KERNELS = 2  # casts of each operand
+LORA_KERNELS = 5  # dropout, two products, scale, add
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU's rates as formula inputs, for the precisions of a recipe."""
+
+    gpu: GpuSpec
+    kernels: KernelSpec
+    matrix: dict[str, Any]  # inputs of gemm_s at the recipe's precision
+    wide: dict[str, Any]  # the same at the precision attention and head run at
+    attention: dict[str, Any]
+    attention_backward: dict[str, Any]
+    traffic: dict[str, Any]
+    launch: Line
+    low_precision: bool
+
+    @classmethod
+    def of(cls, gpu: GpuSpec, kernels: KernelSpec, recipe: Recipe) -> Device:
+        """The device for a recipe. Raises InputError for a precision the GPU cannot multiply in."""
+        low = recipe.math in LOW_PRECISION
+        wide = "bf16" if low else recipe.math
+        bandwidth = gpu.memory_bandwidth.line("memory_bandwidth")
+        training = kernels.training_efficiency.line("training_efficiency")
+
+        def rates(rate: KernelRate, math: str, share: str) -> dict[str, Any]:
+            return {
+                "peak_flops_per_s": _peak(gpu, math),
+                share: compute(
+                    share,
+                    f.in_step_efficiency,
+                    alone=rate.mfu_max.line("alone"),
+                    training_efficiency=training,
+                ),
+                "bandwidth_bytes_per_s": bandwidth,
+                "hbm_efficiency": rate.hbm_efficiency.line("hbm_efficiency"),
+                "p": rate.p.line("p"),
+                "overhead_s": rate.overhead.line("overhead"),
+            }
+
+        attention_math = wide if wide in ("fp16", "bf16") else recipe.math
+        attention = rates(kernels.attention, attention_math, "efficiency")
+        backward = dict(attention)
+        backward["efficiency"] = compute(
+            "efficiency",
+            f.in_step_efficiency,
+            alone=attention["efficiency"],
+            training_efficiency=kernels.attention_backward_efficiency.line("attention_backward_efficiency"),
+        )
+        return cls(
+            gpu=gpu,
+            kernels=kernels,
+            matrix=rates(_gemm(kernels, recipe.math), recipe.math, "mfu_max"),
+            wide=rates(_gemm(kernels, wide), wide, "mfu_max"),
+            attention=attention,
+            attention_backward=backward,
+            traffic={
+                "bandwidth_bytes_per_s": bandwidth,
+                "hbm_efficiency": kernels.elementwise_hbm_efficiency.line("hbm_efficiency"),
+            },
+            launch=kernels.launch_overhead.line("launch_overhead"),
+            low_precision=low,
+        )
+
+    def move(self, name: str, bytes_moved: Any) -> Line:
+        """Time to move bytes through device memory."""
+        return compute(name, f.traffic_s, bytes_moved=bytes_moved, **self.traffic)
+
+
+def _peak(gpu: GpuSpec, math: str) -> Line:
+    peak = gpu.peak(math)
+    if peak is None:
+        raise InputError(
+            "this GPU does not multiply in that precision", where=gpu.id, given=math, legal=sorted(gpu.peaks)
+        )
+    return peak
+
+
+def _gemm(kernels: KernelSpec, math: str) -> KernelRate:
+    if math not in kernels.gemm:
+        raise InputError(
+            "no kernel rate for that precision", where=kernels.id, given=math, legal=sorted(kernels.gemm)
+        )
+    return kernels.gemm[math]
+
+
+@dataclass(slots=True)
+class LayerWork:
+    """What one layer of a kind costs for one micro-batch."""
+
+    block: Block
+    matrix: list[Line] = field(default_factory=list)  # forward matrices
+    attention: list[Line] = field(default_factory=list)
+    traffic: list[Line] = field(default_factory=list)
+    matrix_back: list[Line] = field(default_factory=list)
+    attention_back: list[Line] = field(default_factory=list)
+    traffic_back: list[Line] = field(default_factory=list)
+    kernels: Num = 0  # launched forward
+
+    def forward(self) -> Line:
+        """Seconds forward."""
+        return _sum("forward", self.matrix, self.attention, self.traffic)
+
+    def backward(self) -> Line:
+        """Seconds backward, recomputation apart."""
+        return _sum("backward", self.matrix_back, self.attention_back, self.traffic_back)
+
+    def recompute(self, recipe: Recipe) -> Line | None:
+        """Seconds of forward work repeated for backward."""
+        if recipe.recompute == "none":
+            return None
+        if recipe.recompute == "selective":
+            if recipe.recompute_scope == "core":
+                return _sum("recompute", [], self.attention, []) if self.attention else None
+            if recipe.recompute_scope == "op":
+                # Half of the matrices and all elementwise kernels run again; attention's output is kept.
+                return _sum("recompute", self.matrix[1::2], [], self.traffic)
+            return compute("recompute", f.shared_s, whole_s=self.forward(), share=0.5)
+        matrix = self.matrix
+        if recipe.framework not in ("megatron", "deepspeed") and matrix:
+            matrix = matrix[:-1]  # torch's checkpoint stops before the last product
+        return _sum("recompute", matrix, self.attention, self.traffic)
+
+
+def _sum(name: str, matrix: list[Line], attention: list[Line], traffic: list[Line]) -> Line:
+    parts = [
+        total(part, tuple(lines), unit="s")
+        for part, lines in (("matrices", matrix), ("attention", attention), ("elementwise", traffic))
+        if lines
+    ]
+    return total(name, tuple(parts), unit="s")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The tokens a layer sees on one rank."""
+
+    tokens: Num  # rows of activations: micro_batch x seq_len / cp
+    sequences: Num
+    seq_len: Num
+    memory_len: Num  # encoder tokens a cross attention reads
+
+
+def layer_work(block: Block, shape: Shape, layout: Layout, recipe: Recipe, device: Device) -> LayerWork:
+    """The work of one layer on one rank."""
+    work = LayerWork(block)
+    code = recipe.kernels
+    size = recipe.activation_bytes
+    stream = 4 if recipe.autocast else size  # the residual stream stays fp32 under autocast
+    outside = where(layout.sequence_parallel, shape.tokens / layout.tp, shape.tokens)
+    for norm in block.norms:
+        if norm.kind != "none":
+            _norm(work, norm, outside, code, stream, device)
+    parts: list[Mixer | FeedForward] = [p for p in (block.mixer, block.cross, block.ffn) if p is not None]
+    hidden = parts[0].hidden if parts else block.norms[0].width
+    work.kernels += LAYER_KERNELS[code]
+    for _ in parts[: 1 if block.parallel else None]:
+        _elementwise(work, "residual", outside, hidden, RESIDUAL_PASSES[code], stream, device)
+        if recipe.dropout:
+            _elementwise(work, "dropout", outside, hidden, DROPOUT_PASSES[code], stream, device)
+    for part in parts:
+        _linears(work, part.linears, shape.tokens, layout, recipe, device, low=device.low_precision)
+        if isinstance(part, Attention):
+            _attention(work, part, part is block.cross, shape, layout, recipe, device)
+        elif isinstance(part, StateMixer):
+            _state_mixer(work, part, shape, layout, recipe, device)
+        else:
+            _feed_forward(work, part, shape, layout, recipe, device)
+    return work
+
+
+def _elementwise(
+    work: LayerWork,
+    name: str,
+    tokens: Num,
+    width: Num,
+    passes: tuple[float, float],
+    element_bytes: Num,
+    device: Device,
+) -> None:
+    for lines, count in ((work.traffic, passes[0]), (work.traffic_back, passes[1])):
+        moved = compute(
+            "bytes",
+            f.elementwise_bytes,
+            tokens=tokens,
+            width=width,
+            passes=count,
+            element_bytes=element_bytes,
+        )
+        lines.append(device.move(name, moved))
+
+
+def _norm(work: LayerWork, norm: Norm, tokens: Num, code: str, size: Num, device: Device) -> None:
+    single = norm.kind in ("layernorm", "layernorm_nobias")
+    passes = LAYERNORM_PASSES if single else NORM_PASSES[code]
+    _elementwise(work, norm.name, tokens, norm.width, passes, size, device)
+
+
+def local_shape(linear: Linear, tokens: Num, layout: Layout) -> tuple[Num, Num, Num, Num]:
+    """Rows, inputs, outputs and matrices of a linear on one rank."""
+    if linear.shard is Shard.EXPERT:
+        # Every rank computes top_k / tp of its tokens' expert work, in tiles of whole rows.
+        matrices = maximum(linear.copies / layout.ep, 1)
+        rows = tokens * linear.active * layout.etp / layout.tp
+        padded = ceil_div(rows / matrices, TILE_ROWS) * TILE_ROWS * matrices
+        return where(rows > 0, padded, rows), linear.inputs, linear.outputs / layout.etp, matrices
+    rows = tokens * linear.active
+    if linear.shard is Shard.ROW:
+        return rows, linear.inputs / layout.tp, linear.outputs, linear.copies
+    if linear.shard is Shard.REPLICATED:
+        rows = where(layout.sequence_parallel, rows / layout.tp, rows)
+        return rows, linear.inputs, linear.outputs, linear.copies
+    return rows, linear.inputs, linear.outputs / layout.tp, linear.copies
+
+
+def linear_lines(
+    linear: Linear, tokens: Num, layout: Layout, recipe: Recipe, device: Device, *, low: bool
+) -> tuple[Line, list[Line]]:
+    """Forward time of a linear, and backward times of its input and weight gradients."""
+    rows, inputs, outputs, matrices = local_shape(linear, tokens, layout)
+    low = low and linear.shard is not Shard.REPLICATED
+    rates = device.matrix if low else device.wide
+    operand = _stored_bytes(recipe.math) if low else where(recipe.activation_bytes == 4, 4, 2)
+    result = recipe.activation_bytes
+    flops = compute("flops", f.linear_flops, tokens=rows, inputs=inputs, outputs=outputs, active=1)
+    shape = {"rows": rows, "inputs": inputs, "outputs": outputs, "matrices": matrices}
+    moved = compute("bytes", f.gemm_bytes, operand_bytes=operand, result_bytes=result, **shape)
+    forward = compute(linear.name, f.gemm_s, flops=flops, bytes_moved=moved, **rates)
+    back_moved = compute(
+        "bytes",
+        f.gemm_bytes,
+        operand_bytes=operand,
+        result_bytes=result,
+        rows=rows,
+        inputs=outputs,
+        outputs=inputs,
+        matrices=matrices,
+    )
+    backward = [
+        compute(f"{linear.name}_input_gradient", f.gemm_s, flops=flops, bytes_moved=back_moved, **rates)
+    ]
+    if recipe.adapters is None:
+        weight_moved = compute(
+            "bytes",
+            f.weight_gradient_bytes,
+            operand_bytes=operand,
+            gradient_bytes=recipe.gradient_bytes,
+            # fused accumulation reads and writes the sum; a separate addition moves the gradient 3 times more
+            gradient_passes=where(layout.micro_batches > 1, 2 if recipe.framework == "megatron" else 4, 1),
+            **shape,
+        )
+        backward.append(
+            compute(
+                f"{linear.name}_weight_gradient", f.gemm_s, flops=flops, bytes_moved=weight_moved, **rates
+            )
+        )
+    return forward, backward
+
+
+def _stored_bytes(math: str) -> float:
+    return {"fp4": 0.5625, "fp6": 0.75}.get(math, 1.0)  # fp4 with one fp8 scale per 16 values
+
+
+def _linears(
+    work: LayerWork,
+    linears: tuple[Linear, ...],
+    tokens: Num,
+    layout: Layout,
+    recipe: Recipe,
+    device: Device,
+    *,
+    low: bool,
+) -> None:
+    seen: set[tuple[int, float]] = set()
+    for linear in linears:
+        forward, backward = linear_lines(linear, tokens, layout, recipe, device, low=low)
+        work.matrix.append(forward)
+        work.matrix_back.extend(backward)
+        work.kernels += 1
+        rows, inputs, outputs, _ = local_shape(linear, tokens, layout)
+        fresh = (linear.inputs, linear.active) not in seen
+        seen.add((linear.inputs, linear.active))
+        if low and linear.shard is not Shard.REPLICATED:
+            # The forward input once per distinct tensor, the gradient of every output.
+            work.kernels += LOW_PRECISION_KERNELS
+            stored = _stored_bytes(recipe.math)
+            for lines, elements in ((work.traffic, rows * inputs), (work.traffic_back, rows * outputs)):
+                if lines is work.traffic and not fresh:
+                    continue
+                moved = compute(
+                    "bytes", f.quantise_bytes, elements=elements, source_bytes=2, stored_bytes=stored
+                )
+                lines.append(device.move(f"{linear.name}_quantise", moved))
+        if recipe.autocast:
+            work.kernels += 2
+            _elementwise(work, f"{linear.name}_cast", rows, inputs, (CAST_PASSES, CAST_PASSES), 2, device)
+            _elementwise(
+                work,
+                f"{linear.name}_weight_cast",
+                inputs * linear.copies,
+                outputs,
+                (CAST_PASSES, CAST_PASSES),
+                2,
+                device,
+            )
+        if recipe.adapters is not None and linear.name in recipe.adapters.targets:
+            work.kernels += LORA_KERNELS
+            _adapter(work, linear, rows, inputs, outputs, recipe, device)
+        if recipe.method == "qlora" and recipe.adapters is not None:
+            base = recipe.adapters.base_bytes_per_param
+            for lines in (work.traffic, work.traffic_back):
+                moved = compute(
+                    "bytes",
+                    f.elementwise_bytes,
+                    tokens=inputs * linear.copies,
+                    width=outputs,
+                    passes=1,
+                    element_bytes=base + recipe.activation_bytes,
+                )
+                lines.append(device.move(f"{linear.name}_dequantise", moved))
+
+
+def _adapter(
+    work: LayerWork, linear: Linear, rows: Num, inputs: Num, outputs: Num, recipe: Recipe, device: Device
+) -> None:
+    adapters = recipe.adapters
+    assert adapters is not None
+    for name, a, b in (
+        (f"{linear.name}_lora_a", inputs, adapters.rank),
+        (f"{linear.name}_lora_b", adapters.rank, outputs),
+    ):
+        flops = compute("flops", f.linear_flops, tokens=rows, inputs=a, outputs=b, active=1)
+        moved = compute(
+            "bytes",
+            f.gemm_bytes,
+            rows=rows,
+            inputs=a,
+            outputs=b,
+            matrices=1,
+            operand_bytes=adapters.element_bytes,
+            result_bytes=adapters.element_bytes,
+        )
+        line = compute(name, f.gemm_s, flops=flops, bytes_moved=moved, **device.wide)
+        work.matrix.insert(0, line)  # before the last product, which a checkpoint may skip
+        work.matrix_back.extend((line, line))
+    # input cast or dropout, and the addition to the layer's output
+    _elementwise(work, f"{linear.name}_lora_input", rows, inputs, (2, 3), adapters.element_bytes, device)
+    _elementwise(work, f"{linear.name}_lora_add", rows, outputs, (3, 2), recipe.activation_bytes, device)
+
+
+def attention_pairs(part: Attention, cross: bool, shape: Shape) -> Line:
+    """Query-key pairs of one head of one sequence."""
+    if part.kind == "chunked" and part.span is not None:
+        return compute("pairs", f.chunked_attention_pairs, seq_len=shape.seq_len, chunk=part.span)
+    keys: Num = shape.memory_len if cross else shape.seq_len
+    if part.kind in ("compressed", "heavily_compressed") and part.compress_ratio:
+        keys = keys / part.compress_ratio
+    span = part.span if part.span is not None else keys
+    if part.index_topk is not None:
+        span = part.index_topk
+    return compute(
+        "pairs",
+        f.attention_pairs,
+        seq_len=shape.seq_len,
+        keys=keys,
+        span=span,
+        causal=part.causal and not cross,
+    )
+
+
+def _attention(
+    work: LayerWork,
+    part: Attention,
+    cross: bool,
+    shape: Shape,
+    layout: Layout,
+    recipe: Recipe,
+    device: Device,
+) -> None:
+    code = recipe.kernels
+    size = recipe.activation_bytes
+    heads = maximum(part.heads / layout.tp, 1)
+    kv_heads = maximum(part.kv_heads / layout.tp, 1)
+    width = heads * part.qk_dim + kv_heads * part.qk_dim
+    if part.rope != "none" and not cross:
+        _elementwise(work, "rope", shape.tokens, width, ROPE_PASSES[code], size, device)
+    if part.qk_norm != "none":
+        _elementwise(work, "qk_norm", shape.tokens, width, NORM_PASSES[code], size, device)
+    pairs = attention_pairs(part, cross, shape)
+    flops = compute(
+        "flops",
+        f.attention_core_flops,
+        sequences=shape.sequences,
+        heads=heads,
+        qk_dim=part.qk_dim,
+        v_dim=part.v_dim,
+        pairs=compute("pairs", f.shared_pairs, pairs=pairs, cp=layout.cp),
+    )
+    if recipe.attention == "eager":
+        _unfused_attention(work, part, cross, flops, heads, shape, layout, recipe, device)
+        return
+    work.kernels += 2
+    back_flops = compute("flops", f.attention_backward_flops, forward_flops=flops, recomputes_scores=True)
+    moved = compute(
+        "bytes",
+        f.attention_io_bytes,
+        tokens=shape.tokens,
+        heads=heads,
+        kv_heads=kv_heads,
+        qk_dim=part.qk_dim,
+        v_dim=part.v_dim,
+        element_bytes=size,
+    )
+    back_moved = compute("bytes", f.attention_backward_bytes, forward_bytes=moved)
+    work.attention.append(
+        compute("attention", f.attention_s, flops=flops, bytes_moved=moved, **device.attention)
+    )
+    work.attention_back.append(
+        compute(
+            "attention_gradient",
+            f.attention_s,
+            flops=back_flops,
+            bytes_moved=back_moved,
+            **device.attention_backward,
+        )
+    )
+    if part.index_heads and part.index_dim:
+        index = compute(
+            "flops",
+            f.attention_core_flops,
+            sequences=shape.sequences,
+            heads=part.index_heads,
+            qk_dim=part.index_dim,
+            v_dim=0,
+            pairs=shape.seq_len * shape.seq_len / 2 / layout.cp,
+        )
+        work.attention.append(
+            compute("indexer", f.attention_s, flops=index, bytes_moved=moved, **device.attention)
+        )
+
+
+def _unfused_attention(
+    work: LayerWork,
+    part: Attention,
+    cross: bool,
+    flops: Line,
+    heads: Num,
+    shape: Shape,
+    layout: Layout,
+    recipe: Recipe,
+    device: Device,
+) -> None:
+    """Scores written to memory: whole squares are multiplied, and every pass reads or writes them."""
+    keys = shape.memory_len if cross else shape.seq_len
+    queries = shape.seq_len / layout.cp
+    square = compute(
+        "flops",
+        f.attention_core_flops,
+        sequences=shape.sequences,
+        heads=heads,
+        qk_dim=part.qk_dim,
+        v_dim=part.v_dim,
+        pairs=queries * keys,
+    )
+    work.kernels += 6
+    size = recipe.activation_bytes
+    forward, backward = SCORE_PASSES[recipe.kernels]
+    for matrix, traffic, passes, products in (
+        (work.attention, work.traffic, forward + 2, 1),
+        (work.attention_back, work.traffic_back, backward + 4, 2),
+    ):
+        moved = compute(
+            "bytes",
+            f.score_traffic_bytes,
+            sequences=shape.sequences,
+            heads=heads,
+            queries=queries,
+            keys=keys,
+            passes=passes,
+            score_bytes=size,
+        )
+        line = compute("scores", f.gemm_s, flops=square, bytes_moved=0.0, **device.wide)
+        matrix.extend([line] * products)
+        traffic.append(device.move("score_passes", moved))
+
+
+def _state_mixer(
+    work: LayerWork, part: StateMixer, shape: Shape, layout: Layout, recipe: Recipe, device: Device
+) -> None:
+    flops = compute(
+        "flops",
+        f.state_mixer_flops,
+        tokens=shape.tokens,
+        heads=maximum(part.heads / layout.tp, 1),
+        key_dim=part.key_dim,
+        value_dim=part.value_dim,
+        chunk=SCAN_CHUNK,
+    )
+    work.kernels += 10
+    for lines, times in ((work.attention, 1), (work.attention_back, 2)):
+        line = compute("scan", f.attention_s, flops=flops, bytes_moved=0.0, **device.attention)
+        lines.extend([line] * times)
+    _elementwise(
+        work,
+        "scan_traffic",
+        shape.tokens,
+        part.inner / layout.tp,
+        SCAN_PASSES[recipe.kernels],
+        recipe.activation_bytes,
+        device,
+    )
+
+
+def _feed_forward(
+    work: LayerWork, part: FeedForward, shape: Shape, layout: Layout, recipe: Recipe, device: Device
+) -> None:
+    code = recipe.kernels
+    size = recipe.activation_bytes
+    if part.gated:
+        passes: tuple[float, float] = GATE_PASSES[code]
+    elif part.activation == "gelu_new" and code == "eager":
+        passes = WRITTEN_OUT_GELU_PASSES
+    else:
+        passes = PLAIN_PASSES[code]
+    if isinstance(part, Mlp):
+        _elementwise(work, "activation", shape.tokens, part.ffn / layout.tp, passes, size, device)
+        return
+    work.kernels += MOE_KERNELS[code]
+    routed = shape.tokens * part.top_k / layout.tp
+    _elementwise(work, "expert_activation", routed, part.expert_ffn, passes, size, device)
+    if part.shared_ffn:
+        _elementwise(
+            work, "shared_activation", shape.tokens, part.shared_ffn / layout.tp, passes, size, device
+        )
+    width = part.latent or part.hidden
+    # Permute and unpermute: every routed row is read and written on either side.
+    _elementwise(work, "permute", routed, width, (4, 4), size, device)
+    _elementwise(work, "router", shape.tokens / layout.tp, part.experts, (6, 6), 4, device)
+
+
+def head_work(
+    hidden: int,
+    vocab: int,
+    linears: tuple[Linear, ...],
+    tokens: Num,
+    layout: Layout,
+    recipe: Recipe,
+    device: Device,
+) -> LayerWork:
+    """The output matrix and the loss, as one layer's work."""
+    work = LayerWork(Block(name="head", mixer=None, ffn=None, norms=()))
+    _linears(work, linears, tokens, layout, recipe, device, low=False)
+    if vocab:
+        matrix = Linear("vocabulary", hidden, vocab, shard=Shard.VOCAB)
+        forward, backward = linear_lines(matrix, tokens, layout, recipe, device, low=False)
+        work.matrix.append(forward)
+        work.matrix_back.extend(backward)
+        code = recipe.kernels if recipe.loss == "unfused" else "fused"
+        moved = compute(
+            "bytes",
+            f.elementwise_bytes,
+            tokens=tokens,
+            width=vocab / layout.tp,
+            passes=1,
+            element_bytes=LOSS_BYTES[code],
+        )
+        work.traffic.append(device.move("loss", moved))
+        work.kernels += 8
+    return work
+
+
+def is_low(recipe: Recipe) -> bool:
+    """Whether the matrix multiplications of layers run below 16 bits."""
+    return recipe.math in LOW_PRECISION
+
+
+def has_experts(block: Block) -> bool:
+    """Whether the block routes tokens to experts."""
+    return isinstance(block.ffn, Moe)
