@@ -17,9 +17,14 @@ def test_bus_factors_by_hand() -> None:
 
 
 def test_latencies_by_hand() -> None:
-    assert f.link_latency_s(alpha0_s=5.7e-6, alpha_step_s=1.82e-6, ranks=8) == pytest.approx(16.62e-6)
-    assert f.network_latency_s(alpha0_s=33.6e-6, alpha_step_s=14.2e-6, nodes=2) == pytest.approx(33.6e-6)
-    assert f.network_latency_s(alpha0_s=33.6e-6, alpha_step_s=14.2e-6, nodes=8) == pytest.approx(62.0e-6)
+    assert f.link_steps(ranks=8) == 6
+    assert f.link_steps(ranks=1) == 0
+    assert f.network_steps(nodes=8) == 2
+    # H100 NVSwitch all-gather on 8: 0.57 (5.7 + 6 x 1.82) + 2.5 us
+    time = f.latency_s(
+        alpha0_s=5.7e-6, alpha_step_s=1.82e-6, steps=6, alpha_factor=0.57, alpha_extra_s=2.5e-6
+    )
+    assert time == pytest.approx(11.9734e-6)
 
 
 def test_collective_by_hand() -> None:
@@ -57,16 +62,11 @@ def test_placement_by_hand() -> None:
     assert f.group_ranks_per_node(ranks=4, stride=16, domain=8) == 1
 
 
-def test_network_bandwidth_by_hand() -> None:
-    rest = {"intra_bus_bytes_per_s": 393e9, "node_nic_bytes_per_s": 400e9, "gpus_per_node": 8}
-    whole = f.network_bus_bytes_per_s(
-        nodes=4, ranks_per_node=8, two_node_factor=1.7, ring_factor=0.95, **rest
-    )
-    assert whole == pytest.approx(380e9)
-    two = f.network_bus_bytes_per_s(nodes=2, ranks_per_node=8, two_node_factor=1.7, ring_factor=0.95, **rest)
-    assert two == pytest.approx(393e9)  # the links inside bind
-    one = f.network_bus_bytes_per_s(nodes=4, ranks_per_node=1, two_node_factor=1.7, ring_factor=0.95, **rest)
-    assert one == pytest.approx(47.5e9)  # one NIC of eight
+def test_group_bandwidth_by_hand() -> None:
+    rest = {"intra_bus_bytes_per_s": 393e9, "gpus_per_node": 8}
+    assert f.group_bus_bytes_per_s(node_bus_bytes_per_s=377e9, ranks_per_node=8, **rest) == 377e9
+    assert f.group_bus_bytes_per_s(node_bus_bytes_per_s=518e9, ranks_per_node=8, **rest) == 393e9
+    assert f.group_bus_bytes_per_s(node_bus_bytes_per_s=400e9, ranks_per_node=1, **rest) == 50e9
 
 
 def test_all_to_all_by_hand() -> None:
@@ -85,13 +85,19 @@ def test_all_to_all_by_hand() -> None:
 def test_messages_by_hand() -> None:
     assert f.point_to_point_s(message_bytes=100.0, alpha_s=1.0, link_bytes_per_s=50.0) == 3
     assert f.tensor_parallel_message_bytes(tokens=10, hidden=4, element_bytes=2) == 80
-    assert f.ring_step_bytes(tokens=10, kv_width=6, element_bytes=2) == 120
+    assert f.ring_bytes(tokens=10, kv_width=6, element_bytes=2, cp=3) == 360
     assert f.dispatch_bytes(tokens=10, top_k=2, hidden=4, element_bytes=2) == 160
     assert f.gradient_message_bytes(params=10, element_bytes=4) == 40
     assert f.weight_message_bytes(params=10, element_bytes=2) == 20
     assert f.stage_message_bytes(tokens=10, hidden=4, element_bytes=2, divided_by=2) == 40
-    assert f.exposed_s(communication_s=5.0, compute_s=4.0, overlap=0.5) == 3
-    assert f.exposed_s(communication_s=1.0, compute_s=4.0, overlap=0.5) == 0
+    assert f.exposed_s(communication_s=5.0, compute_s=4.0, overlap=0.5, contention=0.1) == pytest.approx(3.2)
+    assert f.exposed_s(communication_s=1.0, compute_s=4.0, overlap=0.5, contention=0.0) == 0
+    assert f.operation_bus_bytes_per_s(ring_bus_bytes_per_s=100.0, share=0.9) == pytest.approx(90)
+    times = {"all_reduce_s": 5.0, "all_gather_s": 2.0, "reduce_scatter_s": 2.5, "reductions": 2, "passes": 3}
+    assert f.tensor_parallel_s(sequence_parallel=True, **times) == 27
+    assert f.tensor_parallel_s(sequence_parallel=False, **times) == 30
+    sync = f.sharded_sync_s(all_gather_s=2.0, reduce_scatter_s=3.0, gathers=4, scatters=2, units=10)
+    assert sync == 140
 
 
 sizes = st.floats(min_value=1.0, max_value=1e11)
@@ -105,7 +111,7 @@ def test_laws_of_a_collective(size: float, bandwidth: float, ranks: int, ramp: f
             message_bytes=size,
             ranks=ranks,
             bus_factor=f.all_reduce_bus_factor(ranks=ranks),
-            alpha_s=f.link_latency_s(alpha0_s=1e-5, alpha_step_s=1e-6, ranks=ranks),
+            alpha_s=1e-5 + 1e-6 * f.link_steps(ranks=ranks),
             ramp=ramp,
             bus_bytes_per_s=bandwidth,
         )

@@ -33,16 +33,28 @@ def gather_bus_factor(*, ranks: Num) -> Num:
 # --- how fast --------------------------------------------------------------------------------------
 
 
+@formula(unit="count", source=_LAW)
+def link_steps(*, ranks: Num) -> Num:
+    """Latency steps beyond the first inside a node: one for every rank beyond two."""
+    return maximum(ranks - 2, 0)
+
+
+@formula(unit="count", source=_LAW + "; about 10 us per doubling of nodes on InfiniBand or RoCE")
+def network_steps(*, nodes: Num) -> Num:
+    """Latency steps beyond the first over several nodes: one for every doubling beyond two."""
+    return log2(maximum(nodes, 2)) - 1
+
+
 @formula(unit="s", source=_LAW)
-def link_latency_s(*, alpha0_s: Num, alpha_step_s: Num, ranks: Num) -> Num:
-    """Small-message latency inside a node: grows with every rank beyond two."""
-    return alpha0_s + alpha_step_s * maximum(ranks - 2, 0)
+def latency_s(*, alpha0_s: Num, alpha_step_s: Num, steps: Num, alpha_factor: Num, alpha_extra_s: Num) -> Num:
+    """Time of a small message: the all-reduce latency of the link, changed for the operation."""
+    return (alpha0_s + alpha_step_s * steps) * alpha_factor + alpha_extra_s
 
 
-@formula(unit="s", source=_LAW + "; about 10 us per doubling of nodes on InfiniBand or RoCE")
-def network_latency_s(*, alpha0_s: Num, alpha_step_s: Num, nodes: Num) -> Num:
-    """Small-message latency over several nodes: grows with every doubling beyond two."""
-    return alpha0_s + alpha_step_s * (log2(maximum(nodes, 2)) - 1)
+@formula(unit="bytes/s", source=_LAW)
+def operation_bus_bytes_per_s(*, ring_bus_bytes_per_s: Num, share: Num) -> Num:
+    """Bus bandwidth of an operation as a share of what rings reach on the same links."""
+    return ring_bus_bytes_per_s * share
 
 
 @formula(unit="s", source=_LAW)
@@ -80,27 +92,15 @@ def group_ranks_per_node(*, ranks: Num, stride: Num, domain: Num) -> Num:
     return maximum(minimum(ranks, domain / stride), 1)
 
 
-@formula(unit="bytes/s", source=_LAW + "; tree over two nodes reaches 1.7-1.9 x, rings 0.9-0.97 x the NICs")
-def network_bus_bytes_per_s(
-    *,
-    intra_bus_bytes_per_s: Num,
-    node_nic_bytes_per_s: Num,
-    nodes: Num,
-    ranks_per_node: Num,
-    gpus_per_node: Num,
-    two_node_factor: Num,
-    ring_factor: Num,
+@formula(unit="bytes/s", source="Arithmetic: groups that work at the same time share a node's network cards")
+def group_bus_bytes_per_s(
+    *, node_bus_bytes_per_s: Num, intra_bus_bytes_per_s: Num, ranks_per_node: Num, gpus_per_node: Num
 ) -> Num:
-    """Bus bandwidth of a group over several nodes: its share of the node's NICs, or the links inside.
+    """Bus bandwidth of a group over several nodes that has `ranks_per_node` GPUs in each.
 
-    The node's NICs are shared by the gpus_per_node / ranks_per_node groups that work at the same time.
+    `node_bus_bytes_per_s` is what a group of whole nodes reaches; never more than the links inside.
     """
-    return minimum(
-        intra_bus_bytes_per_s,
-        where(nodes > 2, ring_factor, two_node_factor)
-        * node_nic_bytes_per_s
-        * minimum(ranks_per_node / gpus_per_node, 1),
-    )
+    return minimum(node_bus_bytes_per_s * ranks_per_node / gpus_per_node, intra_bus_bytes_per_s)
 
 
 @formula(unit="s", source="Arithmetic: inside and outside traffic run side by side, the slower one counts")
@@ -131,10 +131,46 @@ def all_to_all_s(
 # --- what shows ------------------------------------------------------------------------------------
 
 
-@formula(unit="s", source="Arithmetic: what runs beside computation shows only where it is longer")
-def exposed_s(*, communication_s: Num, compute_s: Num, overlap: Num) -> Num:
-    """Communication that computation cannot hide; `overlap` is the share of the compute it runs beside."""
-    return maximum(communication_s - overlap * compute_s, 0)
+@formula(unit="s", source="Arithmetic; hidden communication still takes multiprocessors and bandwidth away")
+def exposed_s(*, communication_s: Num, compute_s: Num, overlap: Num, contention: Num) -> Num:
+    """Communication that computation cannot hide, and what the hidden part costs.
+
+    `overlap` is the share of the computation it runs beside, `contention` the share of hidden
+    communication that shows as slower computation.
+    """
+    return maximum(communication_s - overlap * compute_s, 0) + contention * minimum(
+        communication_s, overlap * compute_s
+    )
+
+
+@formula(
+    unit="s", source="Shoeybi et al. 2019; Korthikanti et al. 2022: a gather and a scatter for each reduction"
+)
+def tensor_parallel_s(
+    *,
+    all_reduce_s: Num,
+    all_gather_s: Num,
+    reduce_scatter_s: Num,
+    sequence_parallel: Num,
+    reductions: Num,
+    passes: Num,
+) -> Num:
+    """Tensor-parallel communication of one layer, on the critical path.
+
+    `reductions` per pass; `passes` are forward, backward and forward again when recomputed.
+    """
+    return reductions * passes * where(sequence_parallel, all_gather_s + reduce_scatter_s, all_reduce_s)
+
+
+@formula(
+    unit="s",
+    source="Rajbhandari et al. 2020; Zhao et al. 2023: weights gathered and gradients scattered by unit",
+)
+def sharded_sync_s(
+    *, all_gather_s: Num, reduce_scatter_s: Num, gathers: Num, scatters: Num, units: Num
+) -> Num:
+    """Data-parallel communication of a step with sharded state, `units` pieces one after another."""
+    return units * (gathers * all_gather_s + scatters * reduce_scatter_s)
 
 
 # --- what is sent ----------------------------------------------------------------------------------
@@ -146,10 +182,12 @@ def tensor_parallel_message_bytes(*, tokens: Num, hidden: Num, element_bytes: Nu
     return tokens * hidden * element_bytes
 
 
-@formula(unit="bytes", source="Liu et al. 2023 (ring attention); keys and values of one rank's tokens")
-def ring_step_bytes(*, tokens: Num, kv_width: Num, element_bytes: Num) -> Num:
-    """Keys and values one rank hands on at each step of a context-parallel ring."""
-    return tokens * kv_width * element_bytes
+@formula(
+    unit="bytes", source="Liu et al. 2023 (ring attention): every rank sees every rank's keys and values once"
+)
+def ring_bytes(*, tokens: Num, kv_width: Num, element_bytes: Num, cp: Num) -> Num:
+    """Keys and values of all ranks, which a context-parallel ring passes by each of them."""
+    return tokens * kv_width * element_bytes * cp
 
 
 @formula(unit="bytes", source="Lepikhin et al. 2020 (GShard): every token goes to top_k experts")

@@ -125,6 +125,60 @@ def gemm_bytes(
     return (rows * inputs + matrices * inputs * outputs) * operand_bytes + rows * outputs * result_bytes
 
 
+@formula(
+    unit="bytes",
+    source="Arithmetic: both operands read once, the gradient read or written `gradient_passes` times",
+)
+def weight_gradient_bytes(
+    *,
+    rows: Num,
+    inputs: Num,
+    outputs: Num,
+    matrices: Num,
+    operand_bytes: Num,
+    gradient_bytes: Num,
+    gradient_passes: Num,
+) -> Num:
+    """HBM bytes of the product that gives a weight's gradient."""
+    return (
+        rows * (inputs + outputs) * operand_bytes
+        + matrices * inputs * outputs * gradient_bytes * gradient_passes
+    )
+
+
+@formula(unit="fraction", source="Arithmetic; both factors say where they come from")
+def in_step_efficiency(*, alone: Num, training_efficiency: Num) -> Num:
+    """Share of the peak a kernel reaches inside a training step.
+
+    Below the share it reaches alone: clocks drop under sustained load and communication runs beside.
+    """
+    return alone * training_efficiency
+
+
+@formula(unit="s", source="Arithmetic")
+def repeated_s(*, each_s: Num, times: Num) -> Num:
+    """Time of the same work done `times` times."""
+    return each_s * times
+
+
+@formula(unit="FLOP", source="Arithmetic on a network's traced or published forward FLOPs")
+def network_flops(*, images: Num, flops_per_image: Num) -> Num:
+    """Forward FLOPs of a batch of images."""
+    return images * flops_per_image
+
+
+@formula(unit="s", source="Arithmetic")
+def shared_s(*, whole_s: Num, share: Num) -> Num:
+    """A share of a time."""
+    return whole_s * share
+
+
+@formula(unit="count", source="Arithmetic; causal ranges are dealt out in balanced pairs")
+def shared_pairs(*, pairs: Num, cp: Num) -> Num:
+    """Query-key pairs of one context-parallel rank."""
+    return pairs / cp
+
+
 @formula(unit="s", source=_GEMM)
 def gemm_s(
     *,
@@ -180,6 +234,14 @@ def attention_io_bytes(
 ) -> Num:
     """HBM bytes of one fused attention forward."""
     return tokens * ((heads + kv_heads) * (qk_dim + v_dim) * element_bytes + 4 * heads)
+
+
+@formula(
+    unit="bytes", source="Arithmetic: reads q, k, v, the output and its gradient, writes three gradients"
+)
+def attention_backward_bytes(*, forward_bytes: Num) -> Num:
+    """HBM bytes of one fused attention backward."""
+    return 2 * forward_bytes
 
 
 @formula(unit="bytes", source=_BYTES)
@@ -249,6 +311,12 @@ def quantise_bytes(*, elements: Num, source_bytes: Num, stored_bytes: Num) -> Nu
 def tokens_per_s(*, tokens: Num, step_s: Num) -> Num:
     """Tokens one optimizer step consumes per second."""
     return tokens / step_s
+
+
+@formula(unit="tokens/s", source="Arithmetic")
+def tokens_per_s_per_gpu(*, tokens_per_s: Num, gpus: Num) -> Num:
+    """Tokens each GPU's share comes to per second."""
+    return tokens_per_s / gpus
 
 
 @formula(unit="samples/s", source="Arithmetic")

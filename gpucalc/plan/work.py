@@ -11,7 +11,7 @@ from typing import Any
 
 from gpucalc.errors import InputError
 from gpucalc.formulas import compute as f
-from gpucalc.graph import Attention, Block, FeedForward, Linear, Mlp, Mixer, Moe, Norm, Shard, StateMixer
+from gpucalc.graph import Attention, Block, FeedForward, Linear, Mixer, Mlp, Moe, Norm, Shard, StateMixer
 from gpucalc.line import Line, compute, total
 from gpucalc.num import Num, ceil_div, maximum, where
 from gpucalc.plan.layout import Layout, Recipe
@@ -440,7 +440,7 @@ def _attention(
         pairs=compute("pairs", f.shared_pairs, pairs=pairs, cp=layout.cp),
     )
     if recipe.attention == "eager":
-        _unfused_attention(work, part, cross, flops, heads, shape, layout, recipe, device)
+        _unfused_attention(work, part, cross, heads, shape, layout, recipe, device)
         return
     work.kernels += 2
     back_flops = compute("flops", f.attention_backward_flops, forward_flops=flops, recomputes_scores=True)
@@ -486,7 +486,6 @@ def _unfused_attention(
     work: LayerWork,
     part: Attention,
     cross: bool,
-    flops: Line,
     heads: Num,
     shape: Shape,
     layout: Layout,
@@ -610,11 +609,6 @@ def head_work(
         work.traffic.append(device.move("loss", moved))
         work.kernels += 8
     return work
-
-
-def is_low(recipe: Recipe) -> bool:
-    """Whether the matrix multiplications of layers run below 16 bits."""
-    return recipe.math in LOW_PRECISION
 
 
 def has_experts(block: Block) -> bool:

@@ -1,0 +1,664 @@
+"""Seconds of one optimizer step: what the slowest stage computes, waits for and sends.
+
+`step_time` gives a tree whose parts add up; `throughput` turns it into rates and utilisation;
+`binding` says which kind of part is largest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpucalc.formulas import comm, pipeline
+from gpucalc.formulas import compute as f
+from gpucalc.graph import Attention, Block, Graph, Linear, Moe, Shard, Stack, StateMixer
+from gpucalc.line import Kind, Line, compute, total, worst_kind
+from gpucalc.num import Num, maximum, where
+from gpucalc.plan.layout import Layout, Recipe
+from gpucalc.plan.links import Links, is_scalar
+from gpucalc.plan.stages import Params, Stage, stages
+from gpucalc.plan.work import Device, LayerWork, Shape, attention_pairs, has_experts, head_work, layer_work
+from gpucalc.spec.hardware import Cluster
+
+# Share of the computation beside which a framework runs its data-parallel communication.
+OVERLAP = {
+    "ddp": 0.9,
+    "hf": 0.9,
+    "fsdp": 1.0,
+    "torchtitan": 1.0,
+    "megatron": 0.9,
+    "deepspeed": 0.7,
+}
+# Share of hidden communication that still shows, as multiprocessors and memory bandwidth it takes away.
+CONTENTION = 0.1
+# Passes of the optimizer over its states: for-each kernels read and write them several times.
+OPTIMIZER_PASSES = {"eager": 2.5, "compiled": 2.5, "fused": 1.0}
+# Convolutional networks: passes over the tensors of the layers that multiply nothing, backward to forward.
+NETWORK_BACKWARD = 2.0
+
+
+@dataclass(slots=True)
+class _StageTime:
+    """One stage's micro-batch, in seconds by kind of work."""
+
+    stage: Stage
+    forward: list[Line] = field(default_factory=list)
+    backward: list[Line] = field(default_factory=list)
+    recompute: list[Line] = field(default_factory=list)
+    tensor: list[Line] = field(default_factory=list)
+    context: list[Line] = field(default_factory=list)
+    expert: list[Line] = field(default_factory=list)
+    launched: Num = 0
+    launch: Line | None = None
+    gather: Line | None = None
+
+    def parts(self) -> dict[str, list[Line]]:
+        """The parts of a micro-batch, by name."""
+        return {
+            "forward": self.forward,
+            "backward": self.backward,
+            "recompute": self.recompute,
+            "launch": [self.launch] if self.launch is not None else [],
+            "tensor_parallel": self.tensor,
+            "context_parallel": self.context,
+            "expert_parallel": self.expert,
+        }
+
+    @property
+    def device_s(self) -> Num:
+        """Seconds of computation."""
+        return _value(self.forward) + _value(self.backward) + _value(self.recompute)
+
+    @property
+    def micro_batch_s(self) -> Num:
+        """Seconds of one micro-batch."""
+        result: Num = 0.0
+        for lines in self.parts().values():
+            result = result + _value(lines)
+        return result
+
+
+def _value(lines: list[Line]) -> Num:
+    result: Num = 0.0
+    for line in lines:
+        result = result + line.value
+    return result
+
+
+def step_time(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster) -> Line:
+    """Seconds of one optimizer step; the children add up to it.
+
+    With several GPU kinds every micro-batch waits for the slowest, so the slowest pool gives the time.
+    """
+    steps = [_pool_step(graph, layout, recipe, cluster, index) for index in range(len(cluster.pools))]
+    slowest: Line = _slowest(steps, [step.value for step in steps])
+    if len(steps) == 1:
+        return slowest
+    value = steps[0].value
+    for step in steps[1:]:
+        value = maximum(value, step.value)
+    return Line(
+        "step",
+        value,
+        "s",
+        worst_kind(steps),
+        formula=slowest.formula,
+        inputs=slowest.inputs,
+        children=slowest.children,
+        note="the slowest GPU kind sets the pace",
+    )
+
+
+def _slowest(items: list[Any], values: list[Num]) -> Any:
+    """The item with the largest time; of columns, the one with the largest sum."""
+    weights = [value if is_scalar(value) else float(value.sum()) for value in values]
+    return items[max(range(len(items)), key=weights.__getitem__)]
+
+
+def _pool_step(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, pool: int) -> Line:
+    device = Device.of(cluster.pools[pool].gpu, cluster.pools[pool].kernels, recipe)
+    links = Links(cluster)
+    if graph.network is not None and not graph.stacks:
+        times = [_network_time(graph, layout, recipe, device)]
+    else:
+        times = [
+            _stage_time(graph, stage, layout, recipe, device, links)
+            for stage in _distinct(stages(graph, pp=layout.pp, vpp=layout.vpp))
+        ]
+    worst: _StageTime = _slowest(times, [time.micro_batch_s for time in times])
+    count = layout.micro_batches
+    parts = [
+        compute(name, f.repeated_s, each_s=total("micro_batch", tuple(lines), unit="s"), times=count)
+        for name, lines in worst.parts().items()
+        if lines
+    ]
+    parts = [_with_children(part) for part in parts]
+    micro_batch: Num = times[0].micro_batch_s
+    for time in times[1:]:
+        micro_batch = maximum(micro_batch, time.micro_batch_s)
+    if layout.pp > 1:
+        parts.extend(_pipeline(graph, layout, recipe, links, micro_batch))
+    parts.extend(_data_parallel(worst, layout, recipe, links))
+    parts.append(_optimizer(worst.stage, layout, recipe, device))
+    return total("step", tuple(parts), unit="s", kind=_modelled(parts))
+
+
+def _modelled(parts: list[Line]) -> Kind:
+    return Kind.ASSUMED if worst_kind(parts) is Kind.ASSUMED else Kind.MODELLED
+
+
+def _with_children(line: Line) -> Line:
+    inner = line.inputs["each_s"]
+    return Line(
+        line.name,
+        line.value,
+        line.unit,
+        Kind.ASSUMED if line.kind is Kind.ASSUMED else Kind.MODELLED,
+        formula=line.formula,
+        inputs=line.inputs,
+        children=(inner,),
+    )
+
+
+def _distinct(all_stages: tuple[Stage, ...]) -> list[Stage]:
+    """One stage of every different composition."""
+    seen: dict[Any, Stage] = {}
+    for stage in all_stages:
+        key = (tuple((id(run.block), run.count) for run in stage.layers), stage.first, stage.last)
+        seen.setdefault(key, stage)
+    return list(seen.values())
+
+
+def _shape(graph: Graph, stack: Stack, layout: Layout, recipe: Recipe) -> Shape:
+    length: Num = stack.tokens if stack.tokens is not None else recipe.seq_len
+    memory = length
+    for other in graph.stacks:
+        if other.role == "encoder" and other is not stack:
+            memory = other.tokens if other.tokens is not None else recipe.seq_len
+    cp = layout.cp if stack.tokens is None else 1
+    return Shape(
+        tokens=layout.micro_batch * length / cp,
+        sequences=layout.micro_batch,
+        seq_len=length,
+        memory_len=memory,
+    )
+
+
+def _stage_time(
+    graph: Graph, stage: Stage, layout: Layout, recipe: Recipe, device: Device, links: Links
+) -> _StageTime:
+    time = _StageTime(stage)
+    for run in stage.layers:
+        shape = _shape(graph, run.stack, layout, recipe)
+        work = layer_work(run.block, shape, layout, recipe, device)
+        _add(time, work, run.block.name, run.count, recipe)
+        for lines, line in (
+            (time.tensor, _tensor_parallel(run.block, shape, layout, recipe, links)),
+            (time.context, _context_parallel(run.block, work, shape, layout, recipe, links)),
+            (time.expert, _expert_parallel(run.block, shape, layout, recipe, links)),
+        ):
+            if line is not None:
+                lines.append(compute(run.block.name, f.repeated_s, each_s=line, times=run.count))
+    trunk = _shape(graph, graph.trunk, layout, recipe)
+    if stage.first:
+        inputs = tuple(graph.linears) + tuple(lin for stack in graph.stacks for lin in stack.inputs)
+        if graph.embedding is not None:
+            inputs += tuple(graph.embedding.projection)
+        if inputs:
+            work = head_work(0, 0, inputs, trunk.tokens, layout, recipe, device)
+            _add(time, work, "inputs", 1, recipe, checkpointed=False)
+    if stage.last and graph.head is not None and (graph.head.vocab or graph.head.linears):
+        head = graph.head
+        rows = trunk.tokens if head.vocab else layout.micro_batch
+        work = head_work(head.hidden, head.vocab, head.linears, rows, layout, recipe, device)
+        _add(time, work, "head", 1, recipe, checkpointed=False)
+    host = compute(
+        "host", f.launch_s, kernels=_all_kernels(time.launched, recipe), kernel_launch_s=device.launch
+    )
+    time.launch = compute("launch", f.exposed_launch_s, device_s=time.device_s, host_s=host)
+    return time
+
+
+def _all_kernels(forward: Num, recipe: Recipe) -> Num:
+    """Kernels of a micro-batch: backward launches twice what forward does, recomputation once more."""
+    return forward * (4 if recipe.recompute == "full" else 3)
+
+
+def _add(
+    time: _StageTime, work: LayerWork, name: str, count: int, recipe: Recipe, *, checkpointed: bool = True
+) -> None:
+    time.forward.append(_times(name, work.forward(), count))
+    time.backward.append(_times(name, work.backward(), count))
+    again = work.recompute(recipe) if checkpointed else None
+    if again is not None:
+        time.recompute.append(_times(name, again, count))
+    time.launched = time.launched + work.kernels * count
+
+
+def _times(name: str, each: Line, count: int) -> Line:
+    line = compute(name, f.repeated_s, each_s=each, times=count)
+    return Line(name, line.value, "s", line.kind, formula=line.formula, inputs=line.inputs, children=(each,))
+
+
+# --- communication of a layer ----------------------------------------------------------------------
+
+
+def _tensor_parallel(block: Block, shape: Shape, layout: Layout, recipe: Recipe, links: Links) -> Line | None:
+    """Activations summed over tensor-parallel ranks: once per mixer and feed-forward part, each way."""
+    if is_scalar(layout.tp) and layout.tp == 1:
+        return None
+    parts = [part for part in (block.mixer, block.cross, block.ffn) if part is not None]
+    hidden = parts[0].hidden
+    reductions: Num = 0
+    for part in parts[: 1 if block.parallel else None]:
+        # Experts of whole width receive their tokens by exchange, not by gathering.
+        reductions = reductions + (
+            where(layout.etp > 1, 1, where(layout.sequence_parallel, 0, 1)) if isinstance(part, Moe) else 1
+        )
+    message = compute(
+        "message",
+        comm.tensor_parallel_message_bytes,
+        tokens=shape.tokens,
+        hidden=hidden,
+        element_bytes=4 if recipe.autocast else recipe.activation_bytes,
+    )
+    group = {"ranks": layout.tp, "stride": 1}
+    reduce = links.collective("all_reduce", "all_reduce", message, **group)
+    gather = links.collective("all_gather", "all_gather", message, **group)
+    scatter = links.collective("reduce_scatter", "reduce_scatter", message, **group)
+    again = 1 if recipe.recompute == "full" else 0
+    return compute(
+        "tensor_parallel",
+        comm.tensor_parallel_s,
+        all_reduce_s=reduce,
+        all_gather_s=gather,
+        reduce_scatter_s=scatter,
+        sequence_parallel=layout.sequence_parallel,
+        reductions=reductions,
+        passes=2 + again,
+    )
+
+
+def _context_parallel(
+    block: Block, work: LayerWork, shape: Shape, layout: Layout, recipe: Recipe, links: Links
+) -> Line | None:
+    """Keys and values passed around the context-parallel ring, beside attention."""
+    part = block.mixer
+    if not isinstance(part, Attention) or (is_scalar(layout.cp) and layout.cp == 1):
+        return None
+    width = maximum(part.kv_heads / layout.tp, 1) * (part.qk_dim + part.v_dim)
+    message = compute(
+        "message",
+        comm.ring_bytes,
+        tokens=shape.tokens,
+        kv_width=width,
+        element_bytes=recipe.activation_bytes,
+        cp=layout.cp,
+    )
+    ring = links.collective("ring", "all_gather", message, ranks=layout.cp, stride=layout.tp)
+    attention = total("attention", (*work.attention, *work.attention_back), unit="s")
+    # Forward passes keys and values once; backward passes them and their gradients.
+    return compute(
+        "context_parallel",
+        comm.exposed_s,
+        communication_s=compute("ring", f.repeated_s, each_s=ring, times=3),
+        compute_s=attention,
+        overlap=1.0,
+        contention=CONTENTION,
+    )
+
+
+def _expert_parallel(block: Block, shape: Shape, layout: Layout, recipe: Recipe, links: Links) -> Line | None:
+    """Tokens sent to their experts and back, forward and backward."""
+    part = block.ffn
+    if not isinstance(part, Moe) or (is_scalar(layout.ep) and layout.ep == 1):
+        return None
+    message = compute(
+        "message",
+        comm.dispatch_bytes,
+        tokens=shape.tokens / layout.tp * layout.etp,
+        top_k=part.top_k,
+        hidden=part.latent or part.hidden,
+        element_bytes=recipe.activation_bytes,
+    )
+    exchange = links.all_to_all("all_to_all", message, ranks=layout.ep, stride=layout.etp)
+    again = 2 if recipe.recompute == "full" else 0
+    return compute("expert_parallel", f.repeated_s, each_s=exchange, times=4 + again)
+
+
+# --- communication of a step -----------------------------------------------------------------------
+
+
+def _pipeline(graph: Graph, layout: Layout, recipe: Recipe, links: Links, micro_batch_s: Num) -> list[Line]:
+    shape = _shape(graph, graph.trunk, layout, recipe)
+    message = compute(
+        "message",
+        comm.stage_message_bytes,
+        tokens=shape.tokens,
+        hidden=graph.trunk.hidden,
+        element_bytes=recipe.activation_bytes,
+        divided_by=where(layout.sequence_parallel, layout.tp, 1),
+    )
+    send = links.send("message", message, world=layout.world)
+    bubble = compute(
+        "bubble",
+        pipeline.bubble_s,
+        micro_batch_s=Line("micro_batch", micro_batch_s, "s", Kind.MODELLED),
+        pp=layout.pp,
+        vpp=layout.vpp,
+    )
+    # Interleaving sends vpp times as often but beside computation; plain 1F1B waits for both directions.
+    each = 2 if layout.vpp == 1 else 1
+    messages = compute("pipeline_messages", f.repeated_s, each_s=send, times=each * layout.micro_batches)
+    return [bubble, messages]
+
+
+def rank_params(params: Params, layout: Layout) -> tuple[Num, Num]:
+    """Dense and expert parameters one rank holds before any sharding over data-parallel ranks."""
+    return (
+        params.sharded / layout.tp + params.replicated,
+        params.expert / (layout.ep * layout.etp),
+    )
+
+
+def _trained(stage: Stage, layout: Layout, recipe: Recipe) -> tuple[Num, Num]:
+    """Trained parameters of a rank, dense and expert."""
+    if recipe.adapters is None:
+        return rank_params(stage.params, layout)
+    trained: Num = 0
+    for run in stage.layers:
+        for part in (run.block.mixer, run.block.cross, run.block.ffn):
+            for linear in part.linears if part is not None else ():
+                if linear.name in recipe.adapters.targets:
+                    each = recipe.adapters.rank * (linear.inputs + linear.outputs)
+                    trained = trained + run.count * each
+    return trained / layout.tp, 0
+
+
+def _data_parallel(time: _StageTime, layout: Layout, recipe: Recipe, links: Links) -> list[Line]:
+    """Gradients reduced and weights gathered over the ranks that hold the same parameters."""
+    replicas = layout.dp * layout.cp
+    if is_scalar(replicas) and replicas == 1:
+        return []
+    dense, expert = _trained(time.stage, layout, recipe)
+    held_dense, held_expert = rank_params(time.stage.params, layout)
+    groups = [("dense", dense, held_dense, replicas, layout.tp)]
+    if any(has_experts(run.block) for run in time.stage.layers):
+        groups.append(("expert", expert, held_expert, layout.expert_shard, layout.ep * layout.etp))
+    units = max(time.stage.depth, 1)
+    lines: list[Line] = []
+    for name, trained, held, ranks, stride in groups:
+        if is_scalar(ranks) and ranks == 1:
+            continue
+        lines.append(_group_sync(name, trained, held, ranks, stride, units, layout, recipe, links))
+    if not lines:
+        return []
+    communication = total("communication", tuple(lines), unit="s")
+    device = Line("micro_batch_compute", time.device_s, "s", Kind.MODELLED)
+    if layout.zero_stage >= 3:
+        beside = compute("beside", f.repeated_s, each_s=device, times=layout.micro_batches)
+    else:
+        # Gradients travel beside the last backward; gathered weights beside the first forward.
+        beside = compute("beside", f.shared_s, whole_s=device, share=0.67 if layout.zero_stage == 0 else 1.0)
+    return [
+        compute(
+            "data_parallel",
+            comm.exposed_s,
+            communication_s=communication,
+            compute_s=beside,
+            overlap=OVERLAP.get(recipe.framework, 0.7),
+            contention=CONTENTION,
+            children=(communication,),
+        )
+    ]
+
+
+def _group_sync(
+    name: str,
+    trained: Num,
+    held: Num,
+    ranks: Num,
+    stride: Num,
+    units: int,
+    layout: Layout,
+    recipe: Recipe,
+    links: Links,
+) -> Line:
+    """Data-parallel traffic of one group of parameters over a step, unit by unit."""
+    group = {"ranks": ranks, "stride": stride}
+    gradient = compute(
+        "gradients", comm.gradient_message_bytes, params=trained / units, element_bytes=recipe.reduce_bytes
+    )
+    if layout.zero_stage == 0:
+        reduce = links.collective("all_reduce", "all_reduce", gradient, **group)
+        return compute(name, f.repeated_s, each_s=reduce, times=units)
+    weights = compute(
+        "weights", comm.weight_message_bytes, params=held / units, element_bytes=recipe.compute_bytes
+    )
+    scatter = links.collective("reduce_scatter", "reduce_scatter", gradient, **group)
+    gather = links.collective("all_gather", "all_gather", weights, **group)
+    # ZeRO-3 gathers for forward and again for backward, every micro-batch, and reduces every micro-batch;
+    # stages 1 and 2 reduce and gather once per step.
+    if layout.zero_stage >= 3:
+        gathers = layout.micro_batches * (2 if recipe.reshard else 1)
+        scatters = layout.micro_batches
+    else:
+        gathers, scatters = 1, 1
+    return compute(
+        name,
+        comm.sharded_sync_s,
+        all_gather_s=gather,
+        reduce_scatter_s=scatter,
+        gathers=gathers,
+        scatters=scatters,
+        units=units,
+    )
+
+
+def _optimizer(stage: Stage, layout: Layout, recipe: Recipe, device: Device) -> Line:
+    """Clipping and the update of this rank's share of the parameters."""
+    dense, expert = _trained(stage, layout, recipe)
+    sharded = layout.zero_stage >= 1
+    local = dense / (layout.shard if sharded else 1) + expert / (layout.expert_shard if sharded else 1)
+    clip = compute("clip_bytes", f.gradient_clip_bytes, params=local, gradient_bytes=recipe.gradient_bytes)
+    update = compute(
+        "update_bytes",
+        f.optimizer_traffic_bytes,
+        params=local,
+        gradient_bytes=recipe.gradient_bytes,
+        state_bytes=recipe.optimizer_bytes,
+        parameter_bytes=recipe.parameter_bytes,
+        passes=OPTIMIZER_PASSES[recipe.kernels],
+    )
+    return total("optimizer", (device.move("clip", clip), device.move("update", update)), unit="s")
+
+
+# --- networks known by their totals ----------------------------------------------------------------
+
+
+def _network_time(graph: Graph, layout: Layout, recipe: Recipe, device: Device) -> _StageTime:
+    network = graph.network
+    assert network is not None
+    time = _StageTime(stages(graph, pp=1, vpp=1)[0])
+    images = layout.micro_batch
+    saved = network.saved_elements or 0.0
+    traffic = network.traffic_elements if network.traffic_elements is not None else 3 * saved
+    size = recipe.activation_bytes if not recipe.autocast else 2
+    for name, lines, products, factor in (
+        ("forward", time.forward, 1, 1.0),
+        ("backward", time.backward, 2, NETWORK_BACKWARD),
+    ):
+        flops = compute("flops", f.network_flops, images=images, flops_per_image=network.forward_flops)
+        # A convolution reads what the one before wrote.
+        moved = compute(
+            "bytes", f.elementwise_bytes, tokens=images, width=saved, passes=1, element_bytes=size
+        )
+        convolutions = compute("convolutions", f.gemm_s, flops=flops, bytes_moved=moved, **device.matrix)
+        rest = compute(
+            "bytes", f.elementwise_bytes, tokens=images, width=traffic, passes=factor, element_bytes=size
+        )
+        lines.append(
+            total(
+                name, (*(convolutions for _ in range(products)), device.move("elementwise", rest)), unit="s"
+            )
+        )
+    kernels = network.layers or 0
+    host = compute("host", f.launch_s, kernels=3 * kernels, kernel_launch_s=device.launch)
+    time.launch = compute("launch", f.exposed_launch_s, device_s=time.device_s, host_s=host)
+    return time
+
+
+# --- rates -----------------------------------------------------------------------------------------
+
+
+def sample_flops(graph: Graph, recipe: Recipe) -> tuple[Num, Num]:
+    """Forward FLOPs of one sample, whole model: matrices, attention (causal counted half)."""
+    if graph.network is not None and not graph.stacks:
+        return graph.network.forward_flops, 0.0
+    linear: Num = 0.0
+    attention: Num = 0.0
+    one = Layout(
+        tp=1, pp=1, vpp=1, cp=1, ep=1, etp=1, dp=1, shard=1, zero_stage=0, micro_batch=1, micro_batches=1,
+        sequence_parallel=False, schedule="none",
+    )  # fmt: skip
+    for stack in graph.stacks:
+        shape = _shape(graph, stack, one, recipe)
+        for index, block in enumerate(stack.blocks):
+            layers = stack.count(index)
+            for part in (block.mixer, block.cross, block.ffn):
+                if part is None:
+                    continue
+                linear = linear + layers * _linear_flops(part.linears, shape.tokens)
+                if isinstance(part, Attention):
+                    attention = attention + layers * f.attention_core_flops(
+                        sequences=1,
+                        heads=part.heads,
+                        qk_dim=part.qk_dim,
+                        v_dim=part.v_dim,
+                        pairs=attention_pairs(part, part is block.cross, shape).value,
+                    )
+                elif isinstance(part, StateMixer):
+                    attention = attention + layers * f.state_mixer_flops(
+                        tokens=shape.tokens,
+                        heads=part.heads,
+                        key_dim=part.key_dim,
+                        value_dim=part.value_dim,
+                        chunk=256,
+                    )
+        linear = linear + _linear_flops(stack.inputs, shape.tokens)
+    trunk = _shape(graph, graph.trunk, one, recipe).tokens
+    linear = linear + _linear_flops(graph.linears, trunk)
+    if graph.embedding is not None:
+        linear = linear + _linear_flops(graph.embedding.projection, trunk)
+    if graph.head is not None:
+        rows = trunk if graph.head.vocab else 1
+        linear = linear + _linear_flops(graph.head.linears, rows)
+        linear = linear + 2 * rows * graph.head.vocab * graph.head.hidden
+    return linear, attention
+
+
+def _linear_flops(linears: tuple[Linear, ...], tokens: Num) -> Num:
+    result: Num = 0.0
+    for linear in linears:
+        result = result + f.linear_flops(
+            tokens=tokens,
+            inputs=linear.inputs,
+            outputs=linear.outputs,
+            # `active` of the copies for experts; every copy of a matrix tokens pass through one after another
+            active=linear.active if linear.shard is Shard.EXPERT else linear.copies * linear.active,
+        )
+    return result
+
+
+def sample_tokens(graph: Graph, recipe: Recipe) -> Num:
+    """Tokens of the trunk in one sample."""
+    if not graph.stacks:
+        return 1
+    trunk = graph.trunk
+    return trunk.tokens if trunk.tokens is not None else recipe.seq_len
+
+
+def throughput(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, step: Line) -> Line:
+    """Rates of a step: the value is samples per second of the whole run, the children say the rest.
+
+    Conventions: model FLOPs are 3 x forward with causal attention counted half; hardware FLOPs add
+    what is computed twice. MFU and HFU divide by the dense peak of the recipe's matrix precision.
+    """
+    batch = layout.global_batch
+    linear, attention = sample_flops(graph, recipe)
+    again = 0.0
+    if recipe.recompute == "full":
+        again = linear + attention
+    elif recipe.recompute == "selective" and recipe.recompute_scope == "core":
+        again = attention
+    model = compute(
+        "model_flops",
+        f.model_flops,
+        linear_forward_flops=batch * linear,
+        attention_forward_flops=batch * attention,
+        note="3 x forward, causal attention counted half",
+    )
+    hardware = compute(
+        "hardware_flops",
+        f.hardware_flops,
+        forward_flops=batch * (linear + attention),
+        backward_flops=batch * (2 * linear + (2.0 if recipe.attention == "eager" else 2.5) * attention),
+        recompute_flops=batch * again,
+        note="forward, backward with scores recomputed, and recomputed layers",
+    )
+    pool = cluster.pools[0]
+    peak = pool.gpu.peak(recipe.math)
+    assert peak is not None  # step_time refused it otherwise
+    gpus = layout.world
+    shared: dict[str, Any] = {"step_s": step, "gpus": gpus}
+    tokens = compute("tokens_per_s", f.tokens_per_s, tokens=batch * sample_tokens(graph, recipe), step_s=step)
+    children = (
+        tokens,
+        compute("tokens_per_s_per_gpu", f.tokens_per_s_per_gpu, tokens_per_s=tokens, gpus=gpus),
+        model,
+        compute("model_flops_per_s_per_gpu", f.flops_per_s_per_gpu, flops=model, **shared),
+        compute("mfu", f.flops_utilisation, flops=model, peak_flops_per_s=peak, **shared),
+        hardware,
+        compute("hfu", f.flops_utilisation, flops=hardware, peak_flops_per_s=peak, **shared),
+    )
+    return compute("throughput", f.samples_per_s, samples=batch, step_s=step, children=children)
+
+
+def binding(step: Line) -> str:
+    """What takes most of the step: compute, memory bandwidth, link, latency or bubble."""
+    sums: dict[str, float] = {
+        "compute": 0.0,
+        "memory bandwidth": 0.0,
+        "link": 0.0,
+        "latency": 0.0,
+        "bubble": 0.0,
+    }
+    links = {"tensor_parallel", "context_parallel", "expert_parallel", "pipeline_messages", "data_parallel"}
+    for part in step.children:
+        if part.name in links:
+            sums["link"] += part.value
+        elif part.name == "bubble":
+            sums["bubble"] += part.value
+        elif part.name == "launch":
+            sums["latency"] += part.value
+        elif part.name == "optimizer":
+            sums["memory bandwidth"] += part.value
+        else:
+            moved = sum(
+                line.value * _repeats(part, run)
+                for run in _runs(part)
+                for line in run.children[0].children
+                if line.name == "elementwise"
+            )
+            sums["memory bandwidth"] += moved
+            sums["compute"] += part.value - moved
+    return max(sums, key=sums.__getitem__)
+
+
+def _runs(part: Line) -> tuple[Line, ...]:
+    return tuple(run for run in part.children[0].children if run.children)
+
+
+def _repeats(part: Line, run: Line) -> float:
+    """How often a run's single layer counts in the whole step."""
+    return float(part.inputs["times"] * run.inputs.get("times", 1))
