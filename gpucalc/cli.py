@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from gpucalc.counts import Counts
     from gpucalc.plan.answer import Plan
+    from gpucalc.spec.model import ModelSpec
 
 
 class _ListFirst(TyperGroup):
@@ -46,9 +48,9 @@ app = typer.Typer(
     epilog="Exit codes: 0 answered, 1 the answer is no (--strict, checks), 2 usage or bad input, "
     "3 internal error, 4 cannot measure.",
 )
-gpus_app = _group("List, show and compare GPUs, with the source of every figure.")
-models_app = _group("List, show and compare models, with parameters counted from the architecture.")
-systems_app = _group("List, show and compare servers and instances, with the source of every figure.")
+gpus_app = _group("List, show and compare GPUs, every figure with its source.")
+models_app = _group("List, show and compare models, with parameters counted.")
+systems_app = _group("List, show and compare servers and cloud instances.")
 app.add_typer(gpus_app, name="gpus")
 app.add_typer(models_app, name="models")
 app.add_typer(systems_app, name="systems")
@@ -111,7 +113,7 @@ def plan_command(
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when the plan does not fit.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict alone.")] = False,
 ) -> None:
-    """Say whether JOB fits its GPUs, how fast it runs, what binds, what it costs and what would help."""
+    """Does JOB fit, how fast is it, what binds, what would help."""
     from gpucalc.plan.answer import Level
 
     answer, provenance = _planned(job, gpus, task, sets, catalog)
@@ -139,7 +141,7 @@ def explain_command(
     catalog: CatalogDir = None,
     as_json: Json = False,
 ) -> None:
-    """Show one number of JOB's plan as formula, values, result and source, down to the facts."""
+    """Show one number of JOB's plan as formula, values and source."""
     from gpucalc.explain import explain
 
     answer, _ = _planned(job, gpus, task, sets, catalog)
@@ -163,6 +165,12 @@ def _planned(
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Catalogue name or alias, case and punctuation free.")
+]
+
+
+ModelName = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="Catalogue name or alias, or a path to a config.json or its folder."),
 ]
 
 
@@ -228,6 +236,97 @@ def systems_show(name: Name, catalog: CatalogDir = None, as_json: Json = False) 
 def systems_compare(a: Name, b: Name, catalog: CatalogDir = None, as_json: Json = False) -> None:
     """Show two systems side by side."""
     _comparison("systems", a, b, catalog, as_json)
+
+
+@models_app.command("list")
+def models_list(
+    family: Annotated[str | None, typer.Option(help="Only this family, such as llama.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only this kind, such as moe_decoder.")] = None,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+) -> None:
+    """List the models of the catalogue, with parameters counted from the architecture."""
+    from gpucalc.catalog import open_catalog
+
+    known = open_catalog(catalog)
+    specs = [known.model(name) for name in known.names("models")]
+    specs = _only(specs, "--family", family, lambda spec: spec.family or "")
+    specs = _only(specs, "--kind", kind, lambda spec: spec.kind or "")
+    described = [_described(spec) for spec in specs]
+    if as_json:
+        emit_json({"models": described})
+    else:
+        from gpucalc.report import catalogue
+
+        draw(catalogue.models(described))
+
+
+@models_app.command("show")
+def models_show(name: ModelName, catalog: CatalogDir = None, as_json: Json = False) -> None:
+    """Show a model's architecture and its parameters, counted part by part."""
+    from gpucalc.report import json
+
+    spec, where, notes = _model(name, catalog)
+    counts = _counted(spec)
+    if as_json:
+        body = {**_described(spec), "architecture": json.facts(spec), "lines": json.line(counts.total)}
+        emit_json({**body, "notes": list(notes), "file": where})
+    else:
+        from gpucalc.report import catalogue
+
+        draw(catalogue.model(spec, counts.total, counts.active, json.facts(spec), notes, where))
+
+
+@models_app.command("compare")
+def models_compare(a: ModelName, b: ModelName, catalog: CatalogDir = None, as_json: Json = False) -> None:
+    """Show two models side by side."""
+    from gpucalc.report import json
+
+    specs = [_model(name, catalog)[0] for name in (a, b)]
+    first, second = ({**_described(spec), **json.facts(spec)} for spec in specs)
+    if as_json:
+        emit_json({"a": first, "b": second})
+    else:
+        from gpucalc.report import catalogue
+
+        draw(catalogue.facts_comparison(first, second, (specs[0].label, specs[1].label)))
+
+
+def _model(name: str, folder: Path | None) -> tuple[ModelSpec, str, tuple[str, ...]]:
+    from gpucalc.catalog import open_catalog
+    from gpucalc.jobs import resolve
+
+    known = open_catalog(folder)
+    wanted = name if Path(name).exists() else f"models/{name}"
+    found = resolve(wanted, known, need_gpus=False)
+    return found.model, found.model_where, found.notes
+
+
+def _counted(spec: ModelSpec) -> Counts:
+    from gpucalc.counts import count
+    from gpucalc.graph import build_graph
+
+    return count(build_graph(spec))
+
+
+def _described(spec: ModelSpec) -> dict[str, Any]:
+    """A model in a row; counts are None for an architecture whose arithmetic is not known."""
+    from gpucalc.errors import UnsupportedModel
+    from gpucalc.report.json import plain
+
+    try:
+        counts = _counted(spec)
+        total, active = plain(counts.total.value), plain(counts.active.value)
+    except UnsupportedModel:
+        total = active = None
+    return {
+        "id": spec.label,
+        "family": spec.family,
+        "kind": spec.kind,
+        "params_total": total,
+        "params_active": active,
+        "max_context_tokens": spec.max_context,
+    }
 
 
 def _entries(entries: list[Any], kind: str, as_json: bool) -> None:

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "gpucalc"
 LAYERS: list[set[str]] = [
     {"gpucalc", "formula", "num", "units", "errors", "line"},
     {"spec"},
-    {"graph", "families", "catalog", "importers", "formulas"},
+    {"graph", "builders", "families", "catalog", "importers", "formulas"},
     {"counts", "jobs"},
     {"plan"},
     {"search"},

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from gpucalc.line import Line
 from gpucalc.report.json import figures
-from gpucalc.report.screen import QUIET, clean, columns, grid, heading, indent, whole
+from gpucalc.report.screen import QUIET, bar, clean, columns, grid, heading, indent, whole
 from gpucalc.spec.base import Spec
 from gpucalc.spec.figure import Figure
 from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.system import SystemSpec
-from gpucalc.units import count
+from gpucalc.units import count, percent
 
 
 def gpus(entries: Sequence[GpuSpec]) -> RenderableType:
@@ -54,20 +56,55 @@ def systems(entries: Sequence[SystemSpec]) -> RenderableType:
     )
 
 
-def models(rows: Iterable[tuple[str, str, float | None, float | None, int | None]]) -> RenderableType:
-    """One model a row: id, kind, parameters counted from the architecture, active ones, context."""
-    table = columns("model", "kind", "parameters", "active", "context", right=(2, 3, 4))
-    shown = 0
-    for name, kind, total, active, context in rows:
-        shown += 1
+def models(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """One model a row, with the parameters counted from its architecture."""
+    table = columns("model", "family", "kind", "parameters", "active", "context", right=(3, 4, 5))
+    for row in rows:
+        total, active, context = row["params_total"], row["params_active"], row["max_context_tokens"]
         table.add_row(
-            clean(name),
-            clean(kind),
-            "" if total is None else count(total),
-            "" if active is None or active == total else count(active),
+            clean(row["id"]),
+            clean(row["family"] or ""),
+            clean(row["kind"] or ""),
+            "unknown" if total is None else count(total),
+            "" if active == total else count(active),
             "" if context is None else f"{context:,}",
         )
-    return Group(table, Text(f"{shown} models; parameters are counted from the architecture", style=QUIET))
+    return Group(
+        table, Text(f"{len(rows)} models; parameters are counted from the architecture", style=QUIET)
+    )
+
+
+def model(
+    spec: Spec, total: Line, active: Line, known: Mapping[str, object], notes: Sequence[str], origin: str
+) -> RenderableType:
+    """A model's architecture and where its parameters are."""
+    table = grid("left", "right", "right", "left")
+    for depth, part in _tree(total):
+        share = part.value / total.value if total.value else 0.0
+        table.add_row(
+            Text("  " * depth + clean(part.name)),
+            Text(f"{part.value:,.0f}"),
+            Text(percent(share, 0)),
+            bar(share, 20),
+        )
+    facts_table = grid("left", "left")
+    for key, fact in known.items():
+        facts_table.add_row(Text(clean(key), style=QUIET), Text(clean(_fact(fact))))
+    head = f"{total.value:,.0f} parameters"
+    if active.value != total.value:
+        head += f", {active.value:,.0f} of them active for a token"
+    parts: list[RenderableType] = [heading(str(getattr(spec, "label", ""))), Text(head), Text()]
+    parts += [heading("Parameters"), indent(table), Text(), heading("Architecture"), indent(facts_table)]
+    if notes:
+        parts += [Text(), heading("Notes"), *(indent(Text("- " + clean(note))) for note in notes)]
+    return Group(*parts, Text(), Text(f"from {clean(origin)}", style=QUIET))
+
+
+def _tree(line: Line, depth: int = 0) -> Iterator[tuple[int, Line]]:
+    for part in line.children:
+        yield depth, part
+        if depth < 2:
+            yield from _tree(part, depth + 1)
 
 
 def entry(spec: Spec, facts: Mapping[str, object], origin: str | None = None) -> RenderableType:

@@ -1,0 +1,50 @@
+"""The README's commands are real: each one runs, and every command of the program is among them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from test_cli import commands
+
+from gpucalc.__main__ import main
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def lines() -> list[str]:
+    """Every command line of the README's shell blocks that calls gpucalc."""
+    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    parts = [part.strip() for block in blocks for line in block.splitlines() for part in line.split("&&")]
+    return [part for part in parts if part.startswith("gpucalc ")]
+
+
+@pytest.mark.parametrize("words", [words for words in commands() if words], ids=" ".join)
+def test_every_command_is_documented(words: tuple[str, ...]) -> None:
+    named = words[:-1] if words[-1] == "list" else words
+    assert any(line.split()[1:][: len(named)] == list(named) for line in lines())
+
+
+@pytest.mark.parametrize("line", lines())
+def test_every_documented_command_runs(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.yaml").write_text(
+        (ROOT / "catalogs/models/llama-3-8b.yaml").read_text("utf-8"), "utf-8"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    code = main(shlex.split(line)[1:])
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert code == 0
+    assert out
+
+
+def test_the_set_up_commands_name_what_is_there() -> None:
+    assert "python -m pip install . && gpucalc plan" in README
+    assert '-c tests/constraints.txt -e ".[test,probe]" && python -m pytest' in README
+    assert "torch==2.13.0" in (ROOT / "tests" / "constraints.txt").read_text(encoding="utf-8").splitlines()
