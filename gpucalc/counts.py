@@ -57,9 +57,7 @@ def count(graph: Graph) -> Counts:
     vocabulary = embedding = 0
     matmul = 0.0
     if graph.embedding is not None:
-        table = compute(
-            "table", embedding_params, vocab=graph.embedding.vocab, width=graph.embedding.width
-        )
+        table = compute("table", embedding_params, vocab=graph.embedding.vocab, width=graph.embedding.width)
         embedding = vocabulary = int(table.value)
         rest = (*_linears(graph.embedding.projection), *_vectors(graph.embedding.vectors))
         parts.append(total("embedding", (table, *rest), unit=UNIT))
@@ -104,9 +102,7 @@ def count(graph: Graph) -> Counts:
 def params_of(linear: Linear) -> int:
     """Parameters of a linear layer, all copies and biases."""
     return int(
-        linear_params(
-            inputs=linear.inputs, outputs=linear.outputs, copies=linear.copies, bias=linear.bias
-        )
+        linear_params(inputs=linear.inputs, outputs=linear.outputs, copies=linear.copies, bias=linear.bias)
     )
 
 

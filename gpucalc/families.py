@@ -234,9 +234,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "stablelm": Family(norm="layernorm", position_kind="rope_partial"),
     "nemotron": Family(norm="layernorm", position_kind="rope_partial", activation="relu2", gated_mlp=False),
-    "cohere": Family(
-        norm="layernorm_cohere", norms_per_block=1, parallel_block=True, tied_embeddings=True
-    ),
+    "cohere": Family(norm="layernorm_cohere", norms_per_block=1, parallel_block=True, tied_embeddings=True),
     # The llama shape and its variations.
     "llama": _LLAMA,
     "mistral": _LLAMA,
@@ -250,9 +248,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(qk_norm="head"),
     "phi3": Family(qkv="fused", fused_gate_up=True, position_kind="rope_partial"),
     "glm": Family(qkv_bias=True, fused_gate_up=True, position_kind="rope_partial"),
-    "glm4": Family(
-        norms_per_block=4, qkv_bias=True, fused_gate_up=True, position_kind="rope_partial"
-    ),
+    "glm4": Family(norms_per_block=4, qkv_bias=True, fused_gate_up=True, position_kind="rope_partial"),
     "gemma": _GEMMA,
     "gemma2": Family(
         norm="rmsnorm_fp32_weight",

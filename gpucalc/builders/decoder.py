@@ -37,11 +37,12 @@ def decoder(d: Draft) -> Graph:
     layers, hidden = d.need("layers", "hidden")
     vocab = d.vocab()
     letters = _letters(d, layers)
+    single = t.norms_per_block == 1 and not t.parallel_block  # one part a layer, as Mamba and Nemotron-H
     blocks: dict[tuple[str, bool], int] = {}
     order: list[int] = []
     drawn: list[Block] = []
     for layer, letter in enumerate(letters):
-        routed = letter == "E" or (letter != "-" and is_moe(d, layer))
+        routed = letter == "E" or (letter != "-" and not single and is_moe(d, layer))
         kind = (letter, routed)
         if kind not in blocks:
             blocks[kind] = len(drawn)

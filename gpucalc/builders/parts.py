@@ -244,7 +244,10 @@ def experts(d: Draft, hidden: int) -> Moe:
     if shared:
         if t.gated_mlp:
             linears.append(Linear("shared_gate", hidden, shared))
-        linears += [Linear("shared_up", hidden, shared), Linear("shared_down", shared, hidden, shard=Shard.ROW)]
+        linears += [
+            Linear("shared_up", hidden, shared),
+            Linear("shared_down", shared, hidden, shard=Shard.ROW),
+        ]
         if t.shared_expert_gate:
             linears.append(Linear("shared_expert_gate", hidden, 1, shard=Shard.REPLICATED))
     vectors: tuple[Vector, ...] = ()

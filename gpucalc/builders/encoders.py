@@ -1,0 +1,290 @@
+"""Encoders, encoder-decoders, and decoders with recurrence: BERT, T5, BART, Whisper, Transformer-XL."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpucalc.builders.parts import Draft, attention, family_mlp, norm
+from gpucalc.graph import Attention, Block, Embedding, Graph, Head, Linear, Norm, Shard, Stack, Vector
+from gpucalc.spec.model import layer_letters
+
+T5_BUCKETS = 32  # relative position buckets, a constant of the family
+WHISPER_FRAMES = 1500  # encoder positions for 30 s of audio
+
+
+def _head_dim(d: Draft, hidden: int, heads: int) -> int:
+    return d.spec.head_dim or hidden // heads
+
+
+def _plain(d: Draft, hidden: int, *, causal: bool, kind: str = "full") -> Attention:
+    (heads,) = d.need("heads")
+    return attention(
+        d,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=d.spec.kv_heads or heads,
+        head_dim=_head_dim(d, hidden, heads),
+        causal=causal,
+        kind=kind,
+    )
+
+
+def _norms(d: Draft, hidden: int, *names: str) -> tuple[Norm, ...]:
+    return tuple(norm(name, d.traits.norm, hidden) for name in names)
+
+
+def _pair(d: Draft, hidden: int) -> tuple[Norm, ...]:
+    names = ("post_mixer", "post_ffn") if d.traits.post_norm else ("input", "pre_ffn")
+    return _norms(d, hidden, *names)
+
+
+def bert(d: Draft) -> Graph:
+    """BERT, RoBERTa, DeBERTa and ModernBERT: one bidirectional stack and what stands on it."""
+    spec, t = d.spec, d.traits
+    layers, hidden = d.need("layers", "hidden")
+    vocab, ffn = d.vocab(), d.ffn()
+    modern, relative = d.key == "modernbert", d.key == "deberta_v2"
+    vectors = []
+    if t.position_kind == "learned":
+        vectors.append(Vector("positions", d.positions() * hidden))
+    if t.token_types:
+        vectors.append(Vector("token_types", t.token_types * hidden))
+    if t.embedding_norm:
+        vectors.append(Vector("embedding_norm", norm("embedding", t.norm, hidden).params))
+    letters = layer_letters(spec.pattern) if spec.pattern else "F" * layers
+    full = Block("full+mlp", _plain(d, hidden, causal=False), family_mlp(d, hidden, ffn), _pair(d, hidden))
+    blocks, order = [full], [0] * layers
+    if "S" in letters:
+        (window,) = d.need("window")
+        assert isinstance(full.mixer, Attention)
+        near = replace(full.mixer, kind="sliding", span=window)
+        blocks.append(replace(full, name="sliding+mlp", mixer=near))
+        order = [1 if letter == "S" else 0 for letter in letters]
+    if modern:  # the embedding norm takes the place of the first layer's
+        first = replace(full, name="first", norms=full.norms[1:])
+        blocks.append(first)
+        order[0] = len(blocks) - 1
+    stack_vectors: tuple[Vector, ...] = ()
+    if relative:
+        stack_vectors = (
+            Vector("relative_positions", d.need("positions")[0] * hidden),
+            Vector("relative_norm", 2 * hidden),
+        )
+    return Graph(
+        name=spec.label,
+        family=spec.family or d.key,
+        stacks=(
+            Stack(
+                name="encoder",
+                role="encoder",
+                hidden=hidden,
+                blocks=tuple(blocks),
+                layers=tuple(order),
+                vectors=stack_vectors,
+                final_norm=norm("final", t.norm, hidden) if modern else None,
+            ),
+        ),
+        embedding=Embedding(vocab, hidden, tuple(vectors)),
+        head=_bert_head(d, vocab, hidden, biased=not modern),
+        notes=tuple(d.notes),
+    )
+
+
+def _bert_head(d: Draft, vocab: int, hidden: int, *, biased: bool) -> Head:
+    t = d.traits
+    if t.head in ("mlm", "lm"):
+        return Head(
+            vocab=vocab,
+            hidden=hidden,
+            tied=t.tied_embeddings,
+            linears=(Linear("transform", hidden, hidden, biased, Shard.REPLICATED),),
+            vectors=(Vector("transform_norm", norm("transform", t.norm, hidden).params),),
+            bias=True,
+        )
+    linears: tuple[Linear, ...] = ()
+    if t.head == "pooler":
+        linears = (Linear("pooler", hidden, hidden, True, Shard.REPLICATED),)
+    elif t.head == "classifier":
+        (classes,) = d.need("classes")
+        linears = (
+            Linear("pooler", hidden, hidden, True, Shard.REPLICATED),
+            Linear("classifier", hidden, classes, True, Shard.REPLICATED),
+        )
+    return Head(vocab=0, hidden=hidden, tied=True, linears=linears)
+
+
+def t5(d: Draft) -> Graph:
+    """T5 and its relatives: biasless, relative positions kept once per stack."""
+    spec, t = d.spec, d.traits
+    layers, hidden, heads = d.need("layers", "hidden", "heads")
+    vocab, ffn = d.vocab(), d.ffn()
+    relative = (Vector("relative_positions", T5_BUCKETS * heads, Shard.COLUMN),)
+    encoder = Block("full+mlp", _plain(d, hidden, causal=False), family_mlp(d, hidden, ffn), _pair(d, hidden))
+    decoder = Block(
+        "full+cross+mlp",
+        _plain(d, hidden, causal=True),
+        family_mlp(d, hidden, spec.decoder_ffn or ffn),
+        _norms(d, hidden, "input", "pre_cross", "pre_ffn"),
+        cross=_plain(d, hidden, causal=False, kind="cross"),
+    )
+    final = norm("final", t.norm, hidden)
+    depth = spec.decoder_layers or layers
+    return Graph(
+        name=spec.label,
+        family=spec.family or d.key,
+        stacks=(
+            Stack("encoder", "encoder", hidden, (encoder,), (0,) * layers, None, (), relative, final),
+            Stack("decoder", "decoder", hidden, (decoder,), (0,) * depth, None, (), relative, final),
+        ),
+        embedding=Embedding(vocab, hidden),
+        head=Head(vocab=vocab, hidden=hidden, tied=t.tied_embeddings),
+        notes=tuple(d.notes),
+    )
+
+
+def bart(d: Draft) -> Graph:
+    """BART: post-norm blocks, a position table and an embedding norm in each stack."""
+    spec, t = d.spec, d.traits
+    layers, hidden = d.need("layers", "hidden")
+    vocab, ffn = d.vocab(), d.ffn()
+    own = (
+        Vector("positions", d.positions() * hidden),
+        Vector("embedding_norm", norm("embedding", t.norm, hidden).params),
+    )
+    encoder = Block("full+mlp", _plain(d, hidden, causal=False), family_mlp(d, hidden, ffn), _pair(d, hidden))
+    decoder = Block(
+        "full+cross+mlp",
+        _plain(d, hidden, causal=True),
+        family_mlp(d, hidden, spec.decoder_ffn or ffn),
+        _norms(d, hidden, "post_mixer", "post_cross", "post_ffn"),
+        cross=_plain(d, hidden, causal=False, kind="cross"),
+    )
+    depth = spec.decoder_layers or layers
+    return Graph(
+        name=spec.label,
+        family=spec.family or d.key,
+        stacks=(
+            Stack("encoder", "encoder", hidden, (encoder,), (0,) * layers, None, (), own),
+            Stack("decoder", "decoder", hidden, (decoder,), (0,) * depth, None, (), own),
+        ),
+        embedding=Embedding(vocab, hidden),
+        head=Head(vocab=vocab, hidden=hidden, tied=t.tied_embeddings),
+        notes=tuple(d.notes),
+    )
+
+
+def whisper(d: Draft) -> Graph:
+    """Whisper: two convolutions and 1500 frames into the encoder; keys have no bias."""
+    spec, t = d.spec, d.traits
+    layers, hidden, heads, mel = d.need("layers", "hidden", "heads", "mel_bins")
+    vocab, ffn = d.vocab(), d.ffn()
+
+    def attend(kind: str, causal: bool) -> Attention:
+        return attention(
+            d,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=hidden // heads,
+            kind=kind,
+            causal=causal,
+            key_bias=False,
+        )
+
+    encoder = Block("full+mlp", attend("full", False), family_mlp(d, hidden, ffn), _pair(d, hidden))
+    decoder = Block(
+        "full+cross+mlp",
+        attend("full", True),
+        family_mlp(d, hidden, spec.decoder_ffn or ffn),
+        _norms(d, hidden, "input", "pre_cross", "pre_ffn"),
+        cross=attend("cross", False),
+    )
+    final = norm("final", t.norm, hidden)
+    depth = spec.decoder_layers or layers
+    return Graph(
+        name=spec.label,
+        family=spec.family or d.key,
+        stacks=(
+            Stack(
+                name="encoder",
+                role="encoder",
+                hidden=hidden,
+                blocks=(encoder,),
+                layers=(0,) * layers,
+                tokens=WHISPER_FRAMES,
+                inputs=(
+                    Linear("conv_1", 3 * mel, hidden, True, Shard.REPLICATED),
+                    Linear("conv_2", 3 * hidden, hidden, True, Shard.REPLICATED),
+                ),
+                vectors=(Vector("positions", WHISPER_FRAMES * hidden),),
+                final_norm=final,
+            ),
+            Stack(
+                name="decoder",
+                role="decoder",
+                hidden=hidden,
+                blocks=(decoder,),
+                layers=(0,) * depth,
+                vectors=(Vector("positions", d.positions() * hidden),),
+                final_norm=final,
+            ),
+        ),
+        embedding=Embedding(vocab, hidden),
+        head=Head(vocab=vocab, hidden=hidden, tied=t.tied_embeddings),
+        notes=tuple(d.notes),
+    )
+
+
+def transformer_xl(d: Draft) -> Graph:
+    """Transformer-XL: a map of relative positions in every layer, adaptive embedding and softmax.
+
+    Every word is embedded; the softmax multiplies each token by the frequent words and, for tail
+    words, by one rare cluster: only the frequent part counts as the head's work.
+    """
+    spec = d.spec
+    layers, hidden, heads = d.need("layers", "hidden", "heads")
+    vocab, ffn = d.vocab(), d.ffn()
+    head_dim = _head_dim(d, hidden, heads)
+    inner = heads * head_dim
+    core = attention(d, hidden=hidden, heads=heads, kv_heads=heads, head_dim=head_dim)
+    position = Linear("relative", hidden, inner)
+    block = Block(
+        "full+mlp",
+        replace(core, linears=(*core.linears, position)),
+        family_mlp(d, hidden, ffn),
+        _pair(d, hidden),
+    )
+    cutoffs = spec.adaptive.cutoffs if spec.adaptive else ()
+    div = spec.adaptive.div if spec.adaptive else 1
+    edges = (0, *cutoffs, vocab)
+    frequent, width = edges[1], hidden
+    rare: list[Vector] = []
+    maps: list[Linear] = []
+    for cluster, (low, high) in enumerate(zip(edges[1:], edges[2:], strict=False), start=1):
+        width = hidden // div**cluster
+        rare.append(Vector(f"cluster_{cluster}", (high - low) * width, Shard.VOCAB))
+        if div > 1:
+            maps.append(Linear(f"cluster_{cluster}_map", width, hidden, shard=Shard.REPLICATED))
+    if div > 1:
+        maps.insert(0, Linear("cluster_0_map", hidden, hidden, shard=Shard.REPLICATED))
+    biases: tuple[Vector, ...] = (Vector("word_biases", vocab),)
+    if cutoffs:
+        biases = (*biases, Vector("clusters", len(cutoffs) * (hidden + 1)))
+        d.assume("the softmax is adaptive: its work is counted over the frequent words")
+    return Graph(
+        name=spec.label,
+        family=spec.family or d.key,
+        stacks=(
+            Stack(
+                name="decoder",
+                role="decoder",
+                hidden=hidden,
+                blocks=(block,),
+                layers=(0,) * layers,
+                vectors=(Vector("content_position_bias", 2 * inner, Shard.COLUMN),),
+            ),
+        ),
+        embedding=Embedding(frequent, hidden, tuple(rare), tuple(maps)),
+        head=Head(vocab=frequent, hidden=hidden, tied=d.traits.tied_embeddings, vectors=biases),
+        notes=tuple(d.notes),
+    )
