@@ -160,7 +160,24 @@ def explain_command(
 def _planned(
     job: str, gpus: str | None, task: str | None, sets: list[str] | None, catalog: Path | None
 ) -> tuple[Plan, Mapping[str, Any]]:
-    raise NotImplementedError
+    from gpucalc import __version__
+    from gpucalc.catalog import open_catalog
+    from gpucalc.jobs import resolve
+    from gpucalc.plan.answer import Assumption
+    from gpucalc.plan.evaluate import Subject, evaluate
+
+    known = open_catalog(catalog)
+    found = resolve(job, known, gpus=gpus, task=task, sets=sets or ())
+    answer = evaluate(
+        Subject.of(found.model),
+        found.run,
+        known.cluster(found.fleet, found.job.system),
+        name=found.name,
+        fleet=str(found.fleet),
+        assumptions=tuple(Assumption(d.key, d.value, d.why) for d in found.defaults),
+        notes=found.notes,
+    )
+    return answer, {"gpucalc_version": __version__, "job": found.where, "model": found.model_where}
 
 
 Name = Annotated[
@@ -268,13 +285,15 @@ def models_show(name: ModelName, catalog: CatalogDir = None, as_json: Json = Fal
 
     spec, where, notes = _model(name, catalog)
     counts = _counted(spec)
+    known = json.facts(spec)
+    stated = {key: known.pop(key) for key in list(known) if "params" in key or key == "published"}
     if as_json:
-        body = {**_described(spec), "architecture": json.facts(spec), "lines": json.line(counts.total)}
-        emit_json({**body, "notes": list(notes), "file": where})
+        body = {**_described(spec), "architecture": known, "stated_by_source": stated}
+        emit_json({**body, "lines": [json.line(counts.total)], "notes": list(notes), "file": where})
     else:
         from gpucalc.report import catalogue
 
-        draw(catalogue.model(spec, counts.total, counts.active, json.facts(spec), notes, where))
+        draw(catalogue.model(spec, counts.total, counts.active, known, stated, notes, where))
 
 
 @models_app.command("compare")

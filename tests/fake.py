@@ -85,9 +85,28 @@ def plan(level: Level = Level.FITS) -> Plan:
             Line("matmuls", 1.5, "s", Kind.MODELLED, source="made up"),
             Line("attention", 0.75, "s", Kind.MODELLED, source="made up"),
             Line("all_gather", 0.25, "s", Kind.MODELLED, source="made up"),
+        ),
+    )
+    rates = Line(
+        "throughput",
+        6.4,
+        "samples/s",
+        Kind.MODELLED,
+        children=(
             Line("tokens_per_s", 52_428.8, "tokens/s", Kind.MODELLED, source="made up"),
             Line("mfu", 0.41, "fraction", Kind.MODELLED, source="made up", note="of the dense bf16 peak"),
         ),
+    )
+    cost = Line(
+        "cost",
+        384.0,
+        "GPU h",
+        Kind.ASSUMED,
+        children=(
+            Line("gpu_hours", 384.0, "GPU h", source="made up"),
+            Line("rental", 960.0, "USD", Kind.ASSUMED, source="made up"),
+        ),
+        note="of one day",
     )
     return Plan(
         name="made-up-8b",
@@ -109,7 +128,8 @@ def plan(level: Level = Level.FITS) -> Plan:
         ),
         memory=Line("memory", needed.value, "bytes", Kind.MODELLED, children=stages),
         time=step if runs else None,
-        cost=Line("cost_per_hour", 40.0, "USD/h", Kind.ASSUMED, source="made up") if runs else None,
+        throughput=rates if runs else None,
+        cost=cost if runs else None,
         binds="compute" if runs else "memory capacity",
         assumptions=(Assumption("run.dropout", False, "most recipes of this size train without"),),
         actions=(

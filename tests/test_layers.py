@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [
     {"counts", "jobs"},
     {"plan"},
     {"search"},
-    {"check", "validate", "diff", "oom", "doctor", "explain", "trace", "claims"},
+    {"check", "measured", "validate", "diff", "oom", "doctor", "explain", "trace", "claims"},
     {"report", "probe"},
     {"cli"},
     {"__main__"},

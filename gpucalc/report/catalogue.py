@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from gpucalc.line import Line
 from gpucalc.report.json import figures
-from gpucalc.report.screen import QUIET, bar, clean, columns, grid, heading, indent, whole
+from gpucalc.report.screen import QUIET, bar, breakdown, clean, columns, grid, heading, indent, whole
 from gpucalc.spec.base import Spec
 from gpucalc.spec.figure import Figure
 from gpucalc.spec.gpu import GpuSpec
@@ -75,36 +76,36 @@ def models(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def model(
-    spec: Spec, total: Line, active: Line, known: Mapping[str, object], notes: Sequence[str], origin: str
+    spec: Spec,
+    total: Line,
+    active: Line,
+    shapes: Mapping[str, object],
+    stated: Mapping[str, object],
+    notes: Sequence[str],
+    origin: str,
 ) -> RenderableType:
     """A model's architecture and where its parameters are."""
     table = grid("left", "right", "right", "left")
-    for depth, part in _tree(total):
-        share = part.value / total.value if total.value else 0.0
+    for level, part, amount in breakdown(total, 3):
+        share = amount / total.value if total.value else 0.0
+        repeated = f" x {part.inputs['layers']}" if "layers" in part.inputs else ""
         table.add_row(
-            Text("  " * depth + clean(part.name)),
-            Text(f"{part.value:,.0f}"),
-            Text(percent(share, 0)),
+            Text("  " * level + clean(part.name) + repeated),
+            Text(f"{amount:,.0f}"),
+            Text(percent(share)),
             bar(share, 20),
         )
-    facts_table = grid("left", "left")
-    for key, fact in known.items():
-        facts_table.add_row(Text(clean(key), style=QUIET), Text(clean(_fact(fact))))
     head = f"{total.value:,.0f} parameters"
     if active.value != total.value:
         head += f", {active.value:,.0f} of them active for a token"
     parts: list[RenderableType] = [heading(str(getattr(spec, "label", ""))), Text(head), Text()]
-    parts += [heading("Parameters"), indent(table), Text(), heading("Architecture"), indent(facts_table)]
+    parts += [heading("Parameters, counted"), indent(table)]
+    for title, known in (("Architecture", shapes), ("Stated by the source", stated)):
+        if known:
+            parts += [Text(), heading(title), indent(_facts(known))]
     if notes:
         parts += [Text(), heading("Notes"), *(indent(Text("- " + clean(note))) for note in notes)]
     return Group(*parts, Text(), Text(f"from {clean(origin)}", style=QUIET))
-
-
-def _tree(line: Line, depth: int = 0) -> Iterator[tuple[int, Line]]:
-    for part in line.children:
-        yield depth, part
-        if depth < 2:
-            yield from _tree(part, depth + 1)
 
 
 def entry(spec: Spec, facts: Mapping[str, object], origin: str | None = None) -> RenderableType:
@@ -112,16 +113,15 @@ def entry(spec: Spec, facts: Mapping[str, object], origin: str | None = None) ->
     found = dict(figures(spec))
     sources = list(dict.fromkeys(ref for figure in found.values() for ref in _references(figure)))
     parts: list[RenderableType] = [heading(str(getattr(spec, "name", None) or getattr(spec, "id", "")))]
-    plain_facts = grid("left", "left")
-    for key, value in facts.items():
-        plain_facts.add_row(Text(clean(key), style=QUIET), Text(clean(_fact(value))))
-    parts.append(indent(plain_facts))
+    parts.append(indent(_facts(facts)))
     if found:
         table = columns("figure", "value", "kind", "source", right=(1,))
         for key, figure in found.items():
             marks = " ".join(f"[{sources.index(ref) + 1}]" for ref in _references(figure))
             note = f" {clean(figure.note)}" if figure.note else ""
-            table.add_row(Text(clean(key)), Text(stated(figure)), Text(figure.kind.value), Text(marks + note))
+            table.add_row(
+                Text(clean(key)), Text(stated_value(figure)), Text(figure.kind.value), Text(marks + note)
+            )
         parts += [Text(), heading("Figures"), indent(table)]
     for title in ("disagreements", "notes"):
         said = getattr(spec, title, ())
@@ -164,7 +164,14 @@ def facts_comparison(
     return table
 
 
-def stated(figure: Figure) -> str:
+def _facts(known: Mapping[str, object]) -> Table:
+    table = grid("left", "left")
+    for key, fact in known.items():
+        table.add_row(Text(clean(key), style=QUIET), Text(clean(_fact(fact))))
+    return table
+
+
+def stated_value(figure: Figure) -> str:
     """A figure as the catalogue states it, with its unit."""
     return f"{whole(figure.value)} {clean(figure.unit)}"
 
@@ -174,7 +181,7 @@ def _references(figure: Figure) -> tuple[str, ...]:
 
 
 def _short(figure: Figure | None) -> str:
-    return "" if figure is None else stated(figure) + ("*" if figure.kind == "assumed" else "")
+    return "" if figure is None else stated_value(figure) + ("*" if figure.kind == "assumed" else "")
 
 
 def _shown(figure: Figure | None) -> str:

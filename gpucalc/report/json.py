@@ -12,7 +12,6 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from gpucalc import __version__
 from gpucalc.explain import Explanation
 from gpucalc.line import Line
 from gpucalc.plan.answer import Plan
@@ -55,7 +54,7 @@ def plan(answer: Plan, provenance: Mapping[str, Any]) -> Document:
         "assumptions": [record(item) for item in answer.assumptions],
         "actions": [record(item) for item in answer.actions],
         "notes": list(answer.notes),
-        "provenance": {"gpucalc_version": __version__, **provenance},
+        "provenance": dict(provenance),
     }
 
 

@@ -6,7 +6,7 @@ so that a file cannot drive the terminal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -125,6 +125,24 @@ def heading(text: str) -> Text:
 def indent(item: RenderableType, cells: int = 2) -> Padding:
     """The item moved to the right."""
     return Padding(item, (0, 0, 0, cells))
+
+
+def breakdown(line: Line, depth: int, value: float | None = None) -> Iterator[tuple[int, Line, float]]:
+    """The parts of a line, `depth` levels down, each with its level and its amount of the whole.
+
+    A line that repeats another (layers, micro-batches) shows that one's parts, as often as it does.
+    """
+    amount = float(line.value if value is None else value)
+    held = [part for part in line.children if part.unit == line.unit]
+    while len(held) == 1 and held[0].children:
+        line = held[0]
+        held = [part for part in line.children if part.unit == line.unit]
+    factor = amount / line.value if line.value else 0.0
+    for part in held:
+        yield 0, part, part.value * factor
+        if depth > 1:
+            for level, below, share in breakdown(part, depth - 1, part.value * factor):
+                yield level + 1, below, share
 
 
 def label(line: Line) -> str:

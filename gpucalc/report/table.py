@@ -17,6 +17,7 @@ from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.report.screen import (
     QUIET,
     bar,
+    breakdown,
     clean,
     columns,
     grid,
@@ -33,7 +34,8 @@ _VERDICT = {
     Level.DOES_NOT_FIT: ("DOES NOT FIT", Style(bold=True, color="red")),
 }
 _BAR = 22
-_SMALLEST_SHARE = 0.001  # parts below this share of their whole are left to --json and explain
+# Parts below this share of the whole, by level, are left to --json and explain.
+_SMALLEST_SHARE = (0.0005, 0.002, 0.02)
 
 
 def plan(answer: Plan) -> RenderableType:
@@ -41,8 +43,11 @@ def plan(answer: Plan) -> RenderableType:
     parts: list[RenderableType] = [_title(answer), Text(), verdict(answer.verdict), Text(), _memory(answer)]
     if answer.time is not None:
         parts += [Text(), _time(answer.time, answer.binds)]
+    if answer.throughput is not None:
+        parts += [Text(), heading("Throughput"), indent(_facts(answer.throughput, itself=True))]
     if answer.cost is not None:
-        parts += [Text(), heading("Cost"), indent(_facts(answer.cost))]
+        title = f"Cost {answer.cost.note}" if answer.cost.note else "Cost"
+        parts += [Text(), heading(title), indent(_facts(answer.cost))]
     if answer.assumptions:
         parts += [
             Text(),
@@ -119,12 +124,14 @@ def _memory(answer: Plan) -> RenderableType:
     )
     table = grid("left", "right", "right", "left")
     peak = next((line for line in worst.children if line.name == decided.phase), worst)
-    table.add_row(Text(f"peak: {decided.phase}", style=QUIET), *_amount(decided.needed, scale, capacity))
-    for depth, part in _parts(peak):
-        table.add_row(Text("  " * (depth + 1) + label(part)), *_amount(part, scale, capacity))
+    table.add_row(
+        Text(f"peak: {decided.phase}", style=QUIET), *_amount(decided.needed.value, scale, capacity)
+    )
+    for level, part, amount in _parts(peak):
+        table.add_row(Text("  " * (level + 1) + label(part)), *_amount(amount, scale, capacity))
     others = [line for line in worst.children if line is not peak] if peak is not worst else []
     for phase in others:
-        table.add_row(Text(label(phase), style=QUIET), *_amount(phase, scale, capacity))
+        table.add_row(Text(label(phase), style=QUIET), *_amount(phase.value, scale, capacity))
     rest = [line for line in stages if line is not worst]
     parts: list[RenderableType] = [heading(title), indent(table)]
     if rest:
@@ -144,57 +151,46 @@ def _stages(stages: list[Line]) -> str:
     return f"{len(stages)} other stages: {units.gib(min(values))} to {units.gib(max(values))}"
 
 
-def _amount(line: Line, scale: float, capacity: float) -> tuple[Text, Text, Text]:
-    share = units.percent(line.value / capacity, 0) if capacity else ""
-    return Text(units.gib(line.value)), Text(share), bar(line.value / scale, _BAR, limit=capacity / scale)
+def _amount(value: float, scale: float, capacity: float) -> tuple[Text, Text, Text]:
+    share = units.percent(value / capacity, 0) if capacity else ""
+    return Text(units.gib(value)), Text(share), bar(value / scale, _BAR, limit=capacity / scale)
 
 
-def _parts(line: Line, depth: int = 0, whole: float | None = None) -> Iterator[tuple[int, Line]]:
-    """The parts of a sum, two levels deep, without those too small to matter."""
-    whole = line.value if whole is None else whole
-    for part in line.children:
-        if part.unit != line.unit or (whole and abs(part.value) < _SMALLEST_SHARE * whole):
-            continue
-        yield depth, part
-        if depth < 1:
-            yield from _parts(part, depth + 1, whole)
+def _parts(line: Line) -> Iterator[tuple[int, Line, float]]:
+    """The parts of a sum worth a row: all at the first level, large ones below it."""
+    for level, part, amount in breakdown(line, 3):
+        if abs(amount) >= _SMALLEST_SHARE[level] * line.value and amount:
+            yield level, part, amount
 
 
 def _time(step: Line, binds: str) -> RenderableType:
     table = grid("left", "right", "right", "left")
-    table.add_row(Text("step"), Text(units.seconds(step.value)), Text(""), Text(""))
-    for depth, part in _parts(step):
-        share = part.value / step.value if step.value else 0.0
+    table.add_row(Text(label(step)), Text(units.seconds(step.value)), Text(""), Text(""))
+    for level, part, amount in _parts(step):
+        share = amount / step.value if step.value else 0.0
         table.add_row(
-            Text("  " * (depth + 1) + label(part)),
-            Text(units.seconds(part.value)),
+            Text("  " * (level + 1) + label(part)),
+            Text(units.seconds(amount)),
             Text(units.percent(share, 0)),
             bar(share, _BAR),
         )
-    parts: list[RenderableType] = [heading("Time"), indent(table)]
-    if any(part.unit != step.unit for part in step.children):
-        parts.append(indent(_facts(step)))
-    parts.append(indent(Text(f"what binds: {clean(binds)}")))
-    return Group(*parts)
+    return Group(heading(f"Time, bound by {binds}"), indent(table))
 
 
-def _facts(parent: Line) -> Table:
-    """Children that are not parts of the sum, one a row, with what they mean."""
+def _facts(parent: Line, *, itself: bool = False) -> Table:
+    """The children of a line that are no parts of a sum, one a row, with what they mean."""
     table = grid("left", "right", "left")
-    for line in parent.children or (parent,):
-        if line.unit != parent.unit or not parent.children or parent.unit == "USD":
-            table.add_row(
-                Text(label(line)),
-                Text(quantity(line.value, line.unit)),
-                Text(clean(line.note or ""), style=QUIET),
-            )
+    for line in (*((parent,) if itself else ()), *parent.children):
+        note = clean(line.note) if line.note and line is not parent else ""
+        table.add_row(Text(label(line)), Text(quantity(line.value, line.unit)), Text(note, style=QUIET))
     return table
 
 
 def _assumptions(answer: Plan) -> Table:
     table = grid("left", "left")
     for item in answer.assumptions:
-        table.add_row(Text(f"{clean(item.key)} = {clean(item.value)}"), Text(clean(item.why), style=QUIET))
+        value = "" if item.value == "" else f" = {clean(item.value)}"
+        table.add_row(Text(clean(item.key) + value), Text(clean(item.why), style=QUIET))
     return table
 
 
