@@ -1,0 +1,542 @@
+"""From what a user typed for JOB to a job with every default said, and the model it is about.
+
+JOB is a job file, the name of a shipped job, a model file, a `config.json`, a folder or weights
+file with one beside it, or a catalogue model. What a file is, its content decides. A name that
+is both a shipped job and a model is the job, unless `--task` asks for the other task;
+`models/NAME` is always the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpucalc.errors import InputError, UnknownName, nearest
+from gpucalc.spec.base import keys_of
+from gpucalc.spec.fleet import GRAMMAR, FleetSpec, parse_fleet
+from gpucalc.spec.job import Default, Job, ServeRun, TrainRun, with_defaults
+from gpucalc.spec.yamlio import Document, load_yaml, parse_scalar, read_text
+
+if TYPE_CHECKING:
+    from gpucalc.catalog import Catalog
+    from gpucalc.spec.model import ModelSpec
+
+TASKS = ("train", "serve")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_WEIGHTS = (".safetensors", ".gguf")
+_CONFIG_BYTES = 64 * 2**20  # an index of a sharded checkpoint is a few MB
+_IMAGE_MODELS = ("cnn", "detector", "vit", "clip", "diffusion")
+_DEFAULT_SEQ_LEN = 4096
+_DEFAULT_SERVED_LEN = 8192
+_FOUND_CONTEXT = 8 * 2**20  # nothing published reads more tokens at once
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedJob:
+    """A job ready to be planned: nothing that does not depend on the layout is left unset.
+
+    `defaults` are the values nobody stated; `notes` what an importer understood, assumed or
+    ignored; `where` and `model_where` say which files or catalogue entries were read.
+    """
+
+    name: str
+    job: Job
+    model: ModelSpec
+    defaults: tuple[Default, ...]
+    notes: tuple[str, ...]
+    where: str
+    model_where: str
+
+    @property
+    def fleet(self) -> FleetSpec:
+        """The GPUs. Raises InputError when none are named."""
+        return self.job.fleet
+
+    @property
+    def run(self) -> TrainRun | ServeRun:
+        """The run."""
+        return self.job.run
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What JOB turned out to be: a job's data, or a model alone."""
+
+    where: str
+    folder: Path | None  # relative paths in the file start here
+    data: dict[str, Any]
+    document: Document | None = None
+    bare: bool = False  # only a model: the run is the default one
+    name: str | None = None
+
+
+def resolve(
+    argument: str | Path,
+    catalog: Catalog,
+    *,
+    gpus: str | None = None,
+    task: str | None = None,
+    sets: Iterable[str] = (),
+    need_gpus: bool = True,
+) -> ResolvedJob:
+    """The job that `argument` and the flags describe. Raises InputError.
+
+    `gpus`, `task` and `sets` are the flags of those names; `need_gpus=False` lets a job without
+    GPUs through (a search over the catalogue brings its own).
+    """
+    if task is not None and task not in TASKS:
+        raise UnknownName("unknown task", where="--task", given=task, legal=TASKS, near=nearest(task, TASKS))
+    if gpus is not None:
+        parse_fleet(gpus, where="--gpus")
+    found = _find(str(argument), catalog, task)
+    changes = [_change(text) for text in sets]
+    return _complete(found, catalog, gpus, task, changes, need_gpus)
+
+
+def resolve_data(
+    data: Mapping[str, Any],
+    catalog: Catalog,
+    *,
+    where: str,
+    folder: Path | None = None,
+    need_gpus: bool = True,
+) -> ResolvedJob:
+    """The same for a job already parsed (a measured run, a check, a list of jobs)."""
+    return _complete(_Found(where, folder, dict(data)), catalog, None, None, [], need_gpus)
+
+
+# -- what JOB is ----------------------------------------------------------------------------------
+
+
+def _find(argument: str, catalog: Catalog, task: str | None) -> _Found:
+    if not argument.strip():
+        raise InputError("JOB is empty", legal="a file, a shipped job or a catalogue model")
+    path = Path(argument)
+    if _is_there(path):
+        return _from_path(path)
+    kind, _, name = argument.partition("/")
+    if kind == "models" and name:
+        return _from_catalogue(name, catalog)
+    if kind == "jobs" and name:
+        return _shipped(catalog.path_of("jobs", name.removesuffix(".yaml")))
+    shipped = _shipped_job(argument.removesuffix(".yaml"), catalog)
+    if shipped is not None:
+        found = _shipped(shipped)
+        run = found.data.get("run")
+        if task is None or not isinstance(run, Mapping) or run.get("task") == task:
+            return found
+    try:
+        return _from_catalogue(argument, catalog)
+    except UnknownName:
+        raise _unknown_job(argument, catalog) from None
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name too long, or with a NUL in it
+        return False
+
+
+def _shipped_job(name: str, catalog: Catalog) -> Path | None:
+    stem = name.strip().casefold()
+    if not stem.replace("-", "").replace(".", "").replace("_", "").isalnum():
+        return None
+    paths = (root / "jobs" / f"{stem}.yaml" for root in catalog.roots)
+    return next((path for path in paths if _is_there(path)), None)
+
+
+def _shipped(path: Path) -> _Found:
+    return _from_path(path)
+
+
+def _from_catalogue(name: str, catalog: Catalog) -> _Found:
+    stem = catalog.find("models", name).stem
+    return _Found(where=f"model {stem}", folder=None, data={"model": stem}, bare=True, name=stem)
+
+
+def _unknown_job(argument: str, catalog: Catalog) -> InputError:
+    looks_like_path = "/" in argument or Path(argument).suffix in (".yaml", ".yml", ".json", *_WEIGHTS)
+    names = (*catalog.names("jobs"), *catalog.names("models"))
+    near = nearest(Path(argument).name.removesuffix(".yaml"), names)
+    if looks_like_path and argument.count("/") != 1:
+        return InputError("no such file", where=argument, near=near)
+    return UnknownName(
+        "neither a file, nor a shipped job, nor a catalogue model",
+        where="JOB",
+        given=argument,
+        legal="`gpucalc models` lists the models",
+        near=near,
+    )
+
+
+def _from_path(path: Path) -> _Found:
+    if path.is_dir():
+        config = path / "config.json"
+        if not config.is_file():
+            raise InputError("the folder holds no config.json", where=str(path))
+        return _from_path(config)
+    suffix = path.suffix.lower()
+    if suffix in _PICKLES:
+        raise InputError(
+            "is a pickle, which could run code and is never read",
+            where=str(path),
+            legal="the config.json beside it",
+        )
+    if suffix in _WEIGHTS or path.name.endswith(".safetensors.index.json"):
+        return _from_path(_config_beside(path))
+    document = _read(path)
+    data = document.data
+    kind = _kind_of(data)
+    if kind == "job":
+        return _Found(
+            where=str(path),
+            folder=path.parent,
+            data=data,
+            document=document,
+            name=data.get("name") or path.stem,
+        )
+    if kind == "model":
+        return _Found(
+            where=str(path), folder=path.parent, data={"model": data}, bare=True, name=_model_name(path, data)
+        )
+    raise InputError(
+        "is neither a job (model:, gpus:, run:), nor a model file, nor a config.json",
+        where=str(path),
+        given=", ".join(map(str, list(data)[:5])) or "no keys",
+    )
+
+
+def _config_beside(path: Path) -> Path:
+    if not path.is_file():
+        raise InputError("is not a regular file", where=str(path))
+    config = path.parent / "config.json"
+    if not config.is_file():
+        raise InputError(
+            "weights alone do not say the architecture", where=str(path), legal="config.json beside it"
+        )
+    return config
+
+
+def _read(path: Path) -> Document:
+    """YAML, or JSON for a file that says so: JSON may hold tabs, which YAML refuses."""
+    if path.suffix.lower() != ".json":
+        return load_yaml(path)
+    text = read_text(path, max_bytes=_CONFIG_BYTES)
+    return Document(data=_json(text, str(path)), where=str(path), text=text)
+
+
+def _json(text: str, where: str) -> dict[str, Any]:
+    import json  # only when a JSON file is given
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        data = dict(pairs)
+        if len(data) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError("the key is given twice", where=where, key=twice)
+        return data
+
+    try:
+        data = json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        raise InputError(f"not valid JSON: {error.msg}", where=f"{where}:{error.lineno}") from None
+    except (RecursionError, ValueError):
+        raise InputError("not valid JSON: nested too deeply or a number too long", where=where) from None
+    if not isinstance(data, dict):
+        raise InputError("expected keys and values", where=where)
+    return data
+
+
+def _kind_of(data: Mapping[str, Any]) -> str | None:
+    if _is_config(data):
+        return "model"
+    if {"run", "gpus", "model", "expect"} & data.keys():
+        return "job"
+    return "model" if {"layers", "hidden", "family", "kind"} & data.keys() else None
+
+
+def _is_config(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping is a Hugging Face `config.json`."""
+    return bool({"model_type", "architectures", "transformers_version", "hidden_size"} & data.keys())
+
+
+def _model_name(path: Path, data: Mapping[str, Any]) -> str:
+    name = data.get("id") or data.get("name") or data.get("_name_or_path")
+    if isinstance(name, str) and name.strip():
+        return name
+    return path.resolve().parent.name if path.name == "config.json" else path.stem
+
+
+# -- the job, with flags and defaults ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    key: str
+    value: Any
+    text: str
+
+
+def _change(text: str) -> _Change:
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise InputError("is not KEY=VALUE", where="--set", given=text, legal="such as run.seq_len=4096")
+    first = key.split(".", 1)[0]
+    if first not in keys_of(Job):
+        runs = {**TrainRun.model_fields, **ServeRun.model_fields}
+        near = (
+            (f"run.{key}",) if first in runs else nearest(key, [*keys_of(Job), *(f"run.{k}" for k in runs)])
+        )
+        raise UnknownName("no such key", where="--set", key=key, legal=keys_of(Job), near=near)
+    return _Change(key, parse_scalar(value, "--set"), text)
+
+
+def _apply(data: dict[str, Any], changes: Sequence[_Change]) -> None:
+    for change in changes:
+        *groups, last = change.key.split(".")
+        inside = data
+        for depth, group in enumerate(groups, start=1):
+            part = inside.setdefault(group, {})
+            if not isinstance(part, dict):
+                raise InputError(
+                    f"{'.'.join(groups[:depth])} is a single value here",
+                    where="--set",
+                    key=change.key,
+                    given=part,
+                )
+            inside = part
+        if change.value is None:
+            inside.pop(last, None)
+        else:
+            inside[last] = change.value
+
+
+def _complete(
+    found: _Found,
+    catalog: Catalog,
+    gpus: str | None,
+    task: str | None,
+    changes: Sequence[_Change],
+    need_gpus: bool,
+) -> ResolvedJob:
+    data = deepcopy(found.data)
+    by_name = isinstance(data.get("model"), str) and not any(change.key == "model" for change in changes)
+    of_model = [change for change in changes if by_name and change.key.startswith("model.")]
+    _apply(data, [change for change in changes if change not in of_model])
+    if gpus is not None:
+        data["gpus"] = gpus
+    model, model_where, notes = _model(data.get("model"), found, catalog, of_model)
+
+    fleet = _fleet(data.get("gpus"), found)
+    if fleet is None and need_gpus:
+        raise InputError("no GPUs given", where=found.where, key="gpus", legal=f"--gpus {GRAMMAR}")
+    listed: list[Default] = []
+    if found.bare or "run" not in data:
+        data["run"] = _default_run(data.get("run"), task or "train", fleet, model, listed)
+    elif isinstance(data["run"], dict):
+        _check_task(data["run"], task)
+        if "framework" not in data["run"] and data["run"].get("task") in TASKS:
+            data["run"] = _default_framework(data["run"], fleet, model, listed)
+    job = _read_job(data, found, changes)
+    run, filled = (
+        _train_defaults(job.run, model) if isinstance(job.run, TrainRun) else _serve_defaults(job.run, model)
+    )
+    return ResolvedJob(
+        name=job.name or found.name or model.label,
+        job=job.model_copy(update={"run": run}),
+        model=model,
+        defaults=(*listed, *(default for default in filled if default.key not in {d.key for d in listed})),
+        notes=notes,
+        where=found.where,
+        model_where=model_where,
+    )
+
+
+def _fleet(text: Any, found: _Found) -> FleetSpec | None:
+    return None if text is None else parse_fleet(text, where=found.where, key="gpus")
+
+
+def _check_task(run: dict[str, Any], task: str | None) -> None:
+    if task is not None and run.get("task", task) != task:
+        raise InputError(
+            f"the job is a {run['task']} run; its keys mean nothing to {task}",
+            where="--task",
+            given=task,
+            legal=f"a {task} job, or the model alone: its default run is planned",
+        )
+
+
+def _read_job(data: dict[str, Any], found: _Found, changes: Sequence[_Change]) -> Job:
+    try:
+        return Job.read(data, where=found.where)
+    except InputError as error:
+        key = error.key or ""
+        by_flag = [change for change in changes if key == change.key or key.startswith(f"{change.key}.")]
+        line = found.document.line(key) if found.document is not None and not by_flag else None
+        if by_flag:
+            raise _moved(error, found.where, "--set") from None
+        if line is not None:
+            raise _moved(error, found.where, f"{found.where}:{line}") from None
+        raise
+
+
+def _moved(error: InputError, old: str, new: str) -> InputError:
+    """The same error at a place known more closely."""
+    error.args = (new + str(error).removeprefix(old),)
+    error.where = new
+    return error
+
+
+# -- the model ------------------------------------------------------------------------------------
+
+
+def _model(
+    words: Any, found: _Found, catalog: Catalog, changes: Sequence[_Change]
+) -> tuple[ModelSpec, str, tuple[str, ...]]:
+    model, where, notes = _named_model(words, found, catalog)
+    if changes:
+        data = model.model_dump(mode="python", exclude_unset=True)
+        _apply(data, [_Change(c.key.removeprefix("model."), c.value, c.text) for c in changes])
+        model = type(model).read(data, where="--set", key="model")
+        where = f"{where}, changed by --set"
+    return model, where, notes
+
+
+def _named_model(words: Any, found: _Found, catalog: Catalog) -> tuple[ModelSpec, str, tuple[str, ...]]:
+    if isinstance(words, Mapping) and words:
+        return _described_model(dict(words), found.where, "" if found.bare else "model")
+    if words is None:
+        raise InputError(
+            "is missing", where=found.where, key="model", legal="a catalogue id, a path, or keys"
+        )
+    if not isinstance(words, str) or not words.strip():
+        raise InputError(
+            "is not a model",
+            where=found.where,
+            key="model",
+            given=words,
+            legal="a catalogue id, a path, or keys",
+        )
+    path = _model_path(words, found.folder)
+    if path is None:
+        return _catalogue_model(words, found, catalog)
+    inner = _from_path(path)
+    if not inner.bare:
+        raise InputError("is a job, not a model", where=found.where, key="model", given=words)
+    return _described_model(inner.data["model"], inner.where, "")
+
+
+def _model_path(words: str, folder: Path | None) -> Path | None:
+    """The file or folder a model name stands for: beside the job first, then where the user is."""
+    plain = "/" not in words and "\\" not in words and not words.startswith((".", "~"))
+    if plain and Path(words).suffix.lower() not in (".json", ".yaml", ".yml", *_WEIGHTS, *_PICKLES):
+        return None  # a catalogue id
+    candidates = [Path(words).expanduser()]
+    if folder is not None and not candidates[0].is_absolute():
+        candidates.insert(0, folder / candidates[0])
+    return next((path for path in candidates if _is_there(path)), None)
+
+
+def _catalogue_model(words: str, found: _Found, catalog: Catalog) -> tuple[ModelSpec, str, tuple[str, ...]]:
+    try:
+        named = catalog.find("models", words.removesuffix(".yaml"))
+    except UnknownName as error:
+        raise UnknownName(
+            "unknown model: neither a file nor in the catalogue",
+            where=found.where,
+            key="model",
+            given=words,
+            near=error.near,
+        ) from None
+    return catalog.model(named.stem), str(named.path), named.assumptions
+
+
+def _described_model(data: dict[str, Any], where: str, key: str) -> tuple[ModelSpec, str, tuple[str, ...]]:
+    if _is_config(data):
+        from gpucalc.importers import huggingface
+
+        imported = huggingface.read_config(data, where=where)
+        return imported.spec, where, imported.notes
+    from gpucalc.spec.model import ModelSpec
+
+    return ModelSpec.read(data, where=where, key=key), where, ()
+
+
+# -- defaults -------------------------------------------------------------------------------------
+
+
+def _default_framework(
+    run: dict[str, Any], fleet: FleetSpec | None, model: ModelSpec, listed: list[Default]
+) -> dict[str, Any]:
+    if run["task"] == "serve":
+        listed.append(Default("run.framework", "vllm", "the engine with the most published measurements"))
+    elif model.kind in _IMAGE_MODELS:
+        listed.append(Default("run.framework", "ddp", "image networks are small enough to be replicated"))
+    elif fleet is None or fleet.count > 1:
+        listed.append(Default("run.framework", "fsdp", "shards everything, part of PyTorch"))
+    else:
+        listed.append(Default("run.framework", "hf", "one GPU needs no parallel framework"))
+    return {**run, "framework": listed[-1].value}
+
+
+def _default_run(
+    given: Any, task: str, fleet: FleetSpec | None, model: ModelSpec, listed: list[Default]
+) -> dict[str, Any]:
+    """The documented run of a bare model; keys set by flags stay."""
+    run: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
+    if "task" not in run:
+        listed.append(Default("run.task", task, "nobody said; --task serve plans serving"))
+        run["task"] = task
+    if "framework" not in run and run["task"] in TASKS:
+        run = _default_framework(run, fleet, model, listed)
+    if run["task"] == "train" and "micro_batch" not in run:
+        listed.append(Default("run.micro_batch", 1, "the smallest; auto searches the largest that fits"))
+        run["micro_batch"] = 1
+    return run
+
+
+def _train_defaults(run: TrainRun, model: ModelSpec) -> tuple[TrainRun, tuple[Default, ...]]:
+    run, filled = with_defaults(run)
+    chosen: dict[str, Any] = {}
+    listed = [default for default in filled if default.key != "run.ep" or model.moe is not None]
+    if run.seq_len is None and model.kind not in _IMAGE_MODELS:
+        chosen["seq_len"] = min(_DEFAULT_SEQ_LEN, model.max_context or _DEFAULT_SEQ_LEN)
+        why = (
+            "the model's longest context"
+            if chosen["seq_len"] < _DEFAULT_SEQ_LEN
+            else "a usual training length"
+        )
+        listed.insert(0, Default("run.seq_len", chosen["seq_len"], why))
+    return run.model_copy(update=chosen), tuple(listed)
+
+
+def _serve_defaults(run: ServeRun, model: ModelSpec) -> tuple[ServeRun, tuple[Default, ...]]:
+    chosen: dict[str, Any] = {}
+    listed: list[Default] = []
+
+    def choose(key: str, value: Any, why: str) -> None:
+        if key not in run.model_fields_set:
+            chosen[key] = value
+            listed.append(Default(f"run.{key}", value, why))
+
+    longest = model.max_context or _FOUND_CONTEXT
+    length = min(_DEFAULT_SERVED_LEN, longest)
+    choose("dtype", run.dtype, "weights and activations in 16 bit, as models are published")
+    choose("kv_dtype", run.kv_dtype, "the cache in the same type as the activations")
+    choose("tp", "auto", "the fewest GPUs per replica that hold the model")
+    choose(
+        "max_model_len", length, "long enough for most requests" if length < longest else "the model's limit"
+    )
+    choose("isl", min(1024, length // 2 or 1), "a usual prompt in published benchmarks")
+    choose("osl", min(256, length // 2 or 1), "a usual answer in published benchmarks")
+    choose("concurrency", 16, "a small service")
+    if run.framework == "vllm":
+        choose("gpu_memory_utilization", 0.9, "vLLM's own default")
+    if run.framework == "sglang":
+        choose("mem_fraction_static", 0.88, "SGLang derives it from the GPU; about this on 80 GB")
+    return run.model_copy(update=chosen), tuple(listed)
