@@ -174,6 +174,7 @@ _TRAIN_KEYS: dict[str, tuple[str, ...]] = {
     "tp": _MODEL_PARALLEL,
     "pp": _MODEL_PARALLEL,
     "vpp": ("megatron", "torchtitan"),
+    "pipeline_split": _MODEL_PARALLEL,
     "cp": _MODEL_PARALLEL,
     "ep": _MODEL_PARALLEL,
     "etp": ("megatron", "torchtitan"),
@@ -199,14 +200,14 @@ _SERVE_KEYS: dict[str, tuple[str, ...]] = {
     "ep": ("vllm", "sglang", "trtllm"),
     "dp": ("vllm", "sglang", "trtllm"),
 }
-_IDLE: tuple[Any, ...] = (None, 1, 0, False, "none")
+_IDLE: tuple[Any, ...] = (None, 1, 0, False, "none", "even")
 
 
 def _belongs(key: str, value: Any, framework: str | None, table: Mapping[str, tuple[str, ...]]) -> None:
     where = table.get(key)
     if where is None or framework is None or framework in where:
         return
-    if any(value is idle or value == idle for idle in _IDLE):
+    if any(type(value) is type(idle) and value == idle for idle in _IDLE):  # True is not 1
         return
     raise refuse(f"does not apply to {framework}", legal=f"with framework {', '.join(where)}")
 
