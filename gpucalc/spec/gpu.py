@@ -62,7 +62,7 @@ class GpuSpec(Spec):
     boost_clock: Figure | None = None
     kernels: str | None = None  # kernel rates that serve this GPU
     collectives: str | None = None  # collective class of a host with no description
-    default_system: str | None = None
+    default_systems: tuple[str, ...] = ()  # reference servers, the smallest first
     notes: tuple[str, ...] = ()
     disagreements: tuple[str, ...] = ()
 

@@ -20,6 +20,7 @@ from gpucalc.spec.base import Spec
 from gpucalc.spec.figure import Figure, FigureKind
 from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.system import SystemSpec
+from gpucalc.units import GB
 
 
 class KernelRate(Spec):
@@ -41,7 +42,7 @@ class KernelSpec(Spec):
 
     id: str
     name: str
-    applies_to: tuple[str, ...]
+    applies_to: tuple[str, ...] = ()
     transfers_to: tuple[str, ...] = ()  # architectures served when a GPU names no kernels
     gemm: dict[str, KernelRate]  # by precision: fp32 tf32 fp16 bf16 fp8 fp6 fp4 int8
     attention: KernelRate  # prefill and training forward; causal FLOPs count half the square
@@ -135,7 +136,9 @@ class CollectiveTerms:
 
 
 class CollectiveSpec(Spec):
-    """Time of collectives over one kind of link, by group size: ranks within a node, nodes across.
+    """Time of collectives over one kind of link, by group size: ranks inside, islands across.
+
+    An island is what the intra links join: a node, or the NVLink domain of a rack.
 
     A class without a fitted bandwidth states a rule instead: `link_share` of the GPU's one-way
     link bandwidth, or `node_share` of the node's network bandwidth; `on_gpu` and `on_network`
@@ -168,7 +171,7 @@ class CollectiveSpec(Spec):
         return bool(self.bus_bandwidth)
 
     def terms(self, op: str, size: int) -> CollectiveTerms:
-        """The constants of an operation over `size` ranks (intra) or nodes (inter)."""
+        """The constants of an operation over `size` ranks (intra) or islands (inter)."""
         steps = 0.0
         if self.step == "n-2":
             steps = float(max(size - 2, 0))
@@ -207,37 +210,37 @@ class CollectiveSpec(Spec):
                 "the collective class needs a GPU with a link bandwidth", where=self.id, given=gpu.id
             )
         share = self.link_share
-        figure = _share(share, link, share.value * link.value / 2, "the GPU's one-way link bandwidth")
+        figure = _share(share, link, share.value * link.si / 2, "the GPU's one-way link bandwidth")
         return self.model_copy(update={"bus_bandwidth": {2: figure}})
 
-    def on_network(self, nic_per_node: Figure, gpus_per_node: int, intra: CollectiveSpec) -> CollectiveSpec:
-        """The class with its bandwidths worked out for a node's network cards.
+    def on_network(self, nic_per_island: Figure, island: int, intra: CollectiveSpec) -> CollectiveSpec:
+        """The class with its bandwidths worked out for an island's network cards.
 
-        Two nodes may exceed the network's rate (a tree sends each byte across once), never the
-        rate inside the node; from three nodes on the ring crosses the network at every hop.
+        Two islands may exceed the network's rate (a tree sends each byte across once), never the
+        rate inside; from three on the ring crosses the network at every hop.
         """
-        inside = _at(intra.bus_bandwidth, gpus_per_node) if gpus_per_node > 1 else None
-        ring_inside = _at(intra.ring_bandwidth or intra.bus_bandwidth, gpus_per_node) if inside else None
+        inside = _at(intra.bus_bandwidth, island) if island > 1 else None
+        ring_inside = _at(intra.ring_bandwidth or intra.bus_bandwidth, island) if inside else None
 
         def network(share: Figure) -> Figure:
-            return _share(share, nic_per_node, share.value * nic_per_node.value, "the node's network")
+            return _share(share, nic_per_island, share.value * nic_per_island.si, "the island's network")
 
         bus = {size: _least(network(share), inside) for size, share in self.node_share.items()}
         ring_share = self.node_share[max(self.node_share)]
         ring = _least(network(ring_share), ring_inside)
-        per_gpu = ring_share.value * nic_per_node.value / gpus_per_node
-        of_card = "one GPU's share of the node's network cards"
+        per_gpu = ring_share.value * nic_per_island.si / island
+        of_card = "one GPU's share of the island's network cards"
         ops = dict(self.ops)
         if "alltoall" in ops:
             # Of the n - 1 parts a GPU sends, those for the other nodes cross its network card.
-            crossing = {k: (k * gpus_per_node - 1) / (gpus_per_node * (k - 1)) for k in (2, 3, 4, 8, 16)}
+            crossing = {k: (k * island - 1) / (island * (k - 1)) for k in (2, 3, 4, 8, 16)}
             bandwidth = {
-                k: _share(ring_share, nic_per_node, per_gpu * factor, of_card)
+                k: _share(ring_share, nic_per_island, per_gpu * factor, of_card)
                 for k, factor in crossing.items()
             }
             ops["alltoall"] = ops["alltoall"].model_copy(update={"bandwidth": bandwidth})
         if "send_recv" in ops:
-            bandwidth = {2: _share(ring_share, nic_per_node, per_gpu, of_card)}
+            bandwidth = {2: _share(ring_share, nic_per_island, per_gpu, of_card)}
             ops["send_recv"] = ops["send_recv"].model_copy(update={"bandwidth": bandwidth})
         return self.model_copy(update={"bus_bandwidth": bus, "ring_bandwidth": {2: ring}, "ops": ops})
 
@@ -254,10 +257,10 @@ def _least(figure: Figure, ceiling: Figure | None) -> Figure:
     return ceiling.model_copy(update={"note": "bound by the links inside the node"})
 
 
-def _share(share: Figure, of: Figure, value: float, what: str) -> Figure:
+def _share(share: Figure, of: Figure, bytes_per_s: float, what: str) -> Figure:
     doubtful = FigureKind.ASSUMED in (share.kind, of.kind)
     return Figure.model_construct(
-        value=value,
+        value=bytes_per_s / GB,
         unit="GB/s",
         kind=FigureKind.ASSUMED if doubtful else FigureKind.DERIVED,
         source=(*share.source, *of.source),
@@ -280,6 +283,11 @@ class Pool:
     system: SystemSpec | None
     price_per_gpu_hour: Line | None
 
+    @property
+    def island(self) -> int:
+        """GPUs joined by the intra links."""
+        return max(self.gpus_per_node, self.nvlink_domain)
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -295,13 +303,18 @@ class Cluster:
     nodes: int
     nvlink_domain: int  # GPUs that reach each other over NVLink, NVSwitch or xGMI; 1 for PCIe only
     intra: CollectiveSpec
-    inter: CollectiveSpec | None  # None for a single node
+    inter: CollectiveSpec | None  # None when all GPUs are joined by the intra links
     nic_bandwidth_per_node: Line | None
     host_ram: Line | None  # of one node
     node_power: Line | None  # of one node
     price_per_gpu_hour: Line | None
     system: SystemSpec | None
     assumptions: tuple[str, ...]
+
+    @property
+    def island(self) -> int:
+        """GPUs joined by the intra links: a node's, or those of an NVLink domain that spans nodes."""
+        return max(self.gpus_per_node, self.nvlink_domain)
 
     @property
     def gpu(self) -> GpuSpec:
