@@ -361,6 +361,11 @@ def rank_params(params: Params, layout: Layout) -> tuple[Num, Num]:
     )
 
 
+def _expert_replicas(layout: Layout) -> Num:
+    """Ranks that hold the same experts."""
+    return maximum(layout.world / (layout.pp * layout.ep * layout.etp), 1)
+
+
 def _trained(stage: Stage, layout: Layout, recipe: Recipe) -> tuple[Num, Num]:
     """Trained parameters of a rank, dense and expert."""
     if recipe.adapters is None:
@@ -384,7 +389,7 @@ def _data_parallel(time: _StageTime, layout: Layout, recipe: Recipe, links: Link
     held_dense, held_expert = rank_params(time.stage.params, layout)
     groups = [("dense", dense, held_dense, replicas, layout.tp)]
     if any(has_experts(run.block) for run in time.stage.layers):
-        groups.append(("expert", expert, held_expert, layout.expert_shard, layout.ep * layout.etp))
+        groups.append(("expert", expert, held_expert, _expert_replicas(layout), layout.ep * layout.etp))
     units = max(time.stage.depth, 1)
     lines: list[Line] = []
     for name, trained, held, ranks, stride in groups:
@@ -459,7 +464,7 @@ def _optimizer(stage: Stage, layout: Layout, recipe: Recipe, device: Device) -> 
     """Clipping and the update of this rank's share of the parameters."""
     dense, expert = _trained(stage, layout, recipe)
     sharded = layout.zero_stage >= 1
-    local = dense / (layout.shard if sharded else 1) + expert / (layout.expert_shard if sharded else 1)
+    local = dense / (layout.shard if sharded else 1) + expert / (_expert_replicas(layout) if sharded else 1)
     clip = compute("clip_bytes", f.gradient_clip_bytes, params=local, gradient_bytes=recipe.gradient_bytes)
     update = compute(
         "update_bytes",
