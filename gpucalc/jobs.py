@@ -2,8 +2,8 @@
 
 JOB is a job file, the name of a shipped job, a model file, a `config.json`, a folder or weights
 file with one beside it, or a catalogue model. What a file is, its content decides. A name that
-is both a shipped job and a model is the job, unless `--task` asks for the other task;
-`models/NAME` is always the model.
+is both a shipped job and a model is the model when GPUs are given with it, else the job, which
+names its own; `models/NAME` and `jobs/NAME` say which.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def resolve(
         raise UnknownName("unknown task", where="--task", given=task, legal=TASKS, near=nearest(task, TASKS))
     if gpus is not None:
         parse_fleet(gpus, where="--gpus")
-    found = _find(str(argument), catalog, task)
+    found = _find(str(argument), catalog, task, alone=gpus is None)
     changes = [_change(text) for text in sets]
     return _complete(found, catalog, gpus, task, changes, need_gpus)
 
@@ -111,7 +111,7 @@ def resolve_data(
 # -- what JOB is ----------------------------------------------------------------------------------
 
 
-def _find(argument: str, catalog: Catalog, task: str | None) -> _Found:
+def _find(argument: str, catalog: Catalog, task: str | None, *, alone: bool) -> _Found:
     if not argument.strip():
         raise InputError("JOB is empty", legal="a file, a shipped job or a catalogue model")
     path = Path(argument)
@@ -123,7 +123,7 @@ def _find(argument: str, catalog: Catalog, task: str | None) -> _Found:
     if kind == "jobs" and name:
         return _shipped(catalog.path_of("jobs", name.removesuffix(".yaml")))
     shipped = _shipped_job(argument.removesuffix(".yaml"), catalog)
-    if shipped is not None:
+    if shipped is not None and (alone or not _is_model(argument, catalog)):
         found = _shipped(shipped)
         run = found.data.get("run")
         if task is None or not isinstance(run, Mapping) or run.get("task") == task:
@@ -132,6 +132,14 @@ def _find(argument: str, catalog: Catalog, task: str | None) -> _Found:
         return _from_catalogue(argument, catalog)
     except UnknownName:
         raise _unknown_job(argument, catalog) from None
+
+
+def _is_model(name: str, catalog: Catalog) -> bool:
+    try:
+        catalog.find("models", name)
+    except UnknownName:
+        return False
+    return True
 
 
 def _is_there(path: Path) -> bool:
@@ -329,6 +337,8 @@ def _complete(
     of_model = [change for change in changes if by_name and change.key.startswith("model.")]
     _apply(data, [change for change in changes if change not in of_model])
     if gpus is not None:
+        if data.get("gpus") != gpus:  # the job's server is that of the job's GPUs
+            data.pop("system", None)
         data["gpus"] = gpus
     model, model_where, notes = _model(data.get("model"), found, catalog, of_model)
 

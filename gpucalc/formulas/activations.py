@@ -220,8 +220,11 @@ def loss_forward_bytes(*, vocab: Num, activation_bytes: Num) -> Num:
 
 @formula(unit="bytes/token", source=SAVED_TENSORS)
 def loss_backward_bytes(*, vocab: Num, activation_bytes: Num, logits_kept: Num) -> Num:
-    """Beyond the kept log-softmax: its gradient in fp32 (and the logits where the caller keeps them)."""
-    return 4 * vocab + logits_kept * activation_bytes * vocab
+    """Beyond the kept log-softmax: gradients of the loss and of the log-softmax in fp32.
+
+    logits_kept 1 adds the logits where the caller keeps them alive.
+    """
+    return 8 * vocab + logits_kept * activation_bytes * vocab
 
 
 @formula(unit="bytes/token", source=TE)
@@ -345,6 +348,6 @@ def token_id_bytes(*, tokens: Num, in_flight: Num) -> Num:
 
 
 @formula(unit="bytes", source=SAVED_TENSORS)
-def head_input_bytes(*, hidden: Num, tokens: Num, activation_bytes: Num, shards: Num) -> Num:
-    """Final norm input and output, the input of the vocabulary matrix."""
-    return 2 * activation_bytes * hidden * tokens / shards
+def rotary_table_bytes(*, seq_len: Num, head_dim: Num, activation_bytes: Num) -> Num:
+    """cos and sin of every position, kept once per model."""
+    return 2 * seq_len * head_dim * activation_bytes

@@ -109,11 +109,12 @@ def _hidden(block: Block) -> int:
 
 
 def _norm_lines(block: Block, recipe: Recipe, frozen: bool) -> list[Line]:
-    return [_norm_line(norm, recipe, frozen) for norm in block.norms if norm.kind != "none"]
+    return [norm_line(norm, recipe, frozen=frozen) for norm in block.norms if norm.kind != "none"]
 
 
-def _norm_line(norm: Norm, recipe: Recipe, frozen: bool) -> Line:
-    name = f"{norm.name}"
+def norm_line(norm: Norm, recipe: Recipe, *, frozen: bool) -> Line:
+    """Bytes per token a norm keeps; frozen: its weight is not trained."""
+    name = norm.name
     width = norm.width
     size = 4 if recipe.autocast else recipe.activation_bytes
     if norm.kind.startswith("layernorm") and norm.kind != "layernorm_cohere":
@@ -187,7 +188,7 @@ def _attention_lines(mixer: Attention, recipe: Recipe, seq_len: int) -> list[Lin
         for name, width in (("q_lora", mixer.q_lora), ("kv_lora", mixer.kv_lora)):
             if width:
                 norm = Norm(f"{name}_norm", "rmsnorm", width, width)
-                lines.append(_norm_line(norm, recipe, False))
+                lines.append(norm_line(norm, recipe, frozen=False))
                 lines += _inputs(f"{name}_input", mixer.linears, width, recipe)
         return lines
     if recipe.attention == "eager":
@@ -236,7 +237,7 @@ def _attention_lines(mixer: Attention, recipe: Recipe, seq_len: int) -> list[Lin
     if mixer.qk_norm != "none":
         for name, heads in (("q_norm", mixer.heads), ("k_norm", mixer.kv_heads)):
             width = heads * mixer.qk_dim
-            lines.append(_norm_line(Norm(name, "rmsnorm", width, 0), recipe, False))
+            lines.append(norm_line(Norm(name, "rmsnorm", width, 0), recipe, frozen=False))
     return lines
 
 

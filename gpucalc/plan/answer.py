@@ -59,8 +59,10 @@ class Action:
 class Plan:
     """The answer for one job on one fleet.
 
-    memory: per-GPU bytes; children are pipeline stages' phases, the worst stage first named in the
-    verdict. time and cost are None for a plan that cannot run.
+    memory: per-GPU bytes, the largest of the pipeline stages' phases. time: one optimizer step, the
+    sum of its parts. throughput: samples per second; its children are the other rates, utilisation
+    and FLOPs. cost: GPU-hours, energy and money of the token budget, or of a day. time, throughput
+    and cost are None for a plan that cannot run.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Plan:
     verdict: Verdict
     memory: Line
     time: Line | None
+    throughput: Line | None
     cost: Line | None
     binds: str  # compute | memory bandwidth | link | latency | bubble | memory capacity
     assumptions: tuple[Assumption, ...]
@@ -81,5 +84,6 @@ class Plan:
     @property
     def root(self) -> Line:
         """The whole tree under one line."""
-        parts = tuple(line for line in (self.model, self.memory, self.time, self.cost) if line is not None)
-        return Line(name="plan", value=self.verdict.level.value, unit="verdict", children=parts)
+        parts = (self.model, self.memory, self.time, self.throughput, self.cost)
+        held = tuple(line for line in parts if line is not None)
+        return Line(name="plan", value=self.verdict.level.value, unit="verdict", children=held)

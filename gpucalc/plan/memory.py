@@ -18,10 +18,10 @@ from typing import Any
 from gpucalc.formulas import activations as act
 from gpucalc.formulas import memory as mem
 from gpucalc.formulas.pipeline import in_flight_micro_batches
-from gpucalc.graph import Graph, Mlp, Moe
+from gpucalc.graph import Attention, Graph, Mlp, Moe
 from gpucalc.line import Kind, Line, compute, total
 from gpucalc.plan import allowances
-from gpucalc.plan.activation import layer_line, selective_line
+from gpucalc.plan.activation import layer_line, norm_line, selective_line
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.stages import LayerRun, Params, Stage, block_linears, stages
 
@@ -57,21 +57,19 @@ class MemoryPeak:
         """The phase line that decides."""
         return self.tree.child(f"stage_{self.stage}").child(self.phase)
 
-    @property
-    def allocated_bytes(self) -> float:
-        """Largest sum of tensors over stages and phases, as torch's max_memory_allocated counts it."""
-        return max(
-            float(phase.child("allocated").value) for stage in self.tree.children for phase in stage.children
-        )
 
-    @property
-    def reserved_bytes(self) -> float:
-        """The same with what the caching allocator adds, as max_memory_reserved counts it."""
-        return max(
-            float(phase.child("allocated").value + phase.child("allocator_overhead").value)
-            for stage in self.tree.children
-            for phase in stage.children
-        )
+def allocated_peak(tree: Line) -> float:
+    """Largest sum of tensors over stages and phases, as torch's max_memory_allocated counts it."""
+    return max(float(phase.child("allocated").value) for stage in tree.children for phase in stage.children)
+
+
+def reserved_peak(tree: Line) -> float:
+    """The same with what the caching allocator adds, as max_memory_reserved counts it."""
+    return max(
+        float(phase.child("allocated").value + phase.child("allocator_overhead").value)
+        for stage in tree.children
+        for phase in stage.children
+    )
 
 
 def memory_peak(
@@ -350,13 +348,14 @@ class _Stage:
         return tuple(lines)
 
     def _distinct_shapes(self) -> int:
+        """Elements of one weight of each kind, told apart by name: Megatron fuses q, k, v and gate, up."""
         shapes = {
-            (linear.inputs, linear.outputs)
+            (linear.name, linear.inputs, linear.outputs)
             for run in self.stage.layers
             for linear in block_linears(run.block)
-            if linear.shard.value != "replicated"
+            if linear.name != "router"
         }
-        return sum(inputs * outputs for inputs, outputs in shapes)
+        return sum(inputs * outputs for _, inputs, outputs in shapes)
 
     def _layer_linear_params(self) -> float:
         layout = self.layout
@@ -461,6 +460,17 @@ class _Stage:
             lines.append(
                 compute("token_ids", act.token_id_bytes, tokens=self.tokens, in_flight=self.in_flight)
             )
+        rotary = self._rotary_dim()
+        if rotary:
+            lines.append(
+                compute(
+                    "rotary_table",
+                    act.rotary_table_bytes,
+                    seq_len=self.recipe.seq_len,
+                    head_dim=rotary,
+                    activation_bytes=self.recipe.activation_bytes,
+                )
+            )
         if self.recipe.autocast and self.recipe.recompute == "none":
             lines.append(
                 compute(
@@ -472,6 +482,14 @@ class _Stage:
         if "activations" in self.recipe.offload:
             return ()
         return (total("activations", tuple(lines), unit="bytes"),)
+
+    def _rotary_dim(self) -> int:
+        """Width of the rotation tables, 0 without rotary positions."""
+        for run in self.stage.layers:
+            mixer = run.block.mixer
+            if isinstance(mixer, Attention) and mixer.rope != "none":
+                return mixer.rope_dim or mixer.qk_dim
+        return 0
 
     def rebuilt(self) -> Line | None:
         """The layer that is rebuilt while its backward runs, where recomputation drops it."""
@@ -497,15 +515,21 @@ class _Stage:
         if not self._vocab or self.graph.head is None:
             return ()
         recipe, head = self.recipe, self.graph.head
-        lines = [
+        per_token = [
             compute(
                 "head_input",
-                act.head_input_bytes,
-                hidden=head.hidden,
-                tokens=self.tokens,
-                activation_bytes=recipe.activation_bytes,
-                shards=self.sp,
+                act.linear_input_saved_bytes,
+                width=head.hidden,
+                element_bytes=recipe.activation_bytes,
+                copies=1,
             )
+        ]
+        norm = self.graph.trunk.final_norm
+        if norm is not None:
+            per_token.append(norm_line(norm, recipe, frozen=False))
+        lines = [
+            compute(line.name, act.layer_saved_bytes, bytes_per_token=line, tokens=self.tokens, tp=self.sp)
+            for line in per_token
         ]
         if recipe.loss == "unfused":
             lines.append(
@@ -651,10 +675,25 @@ class _Stage:
             *transients,
             *(gradients if persistent else self.head_gradient()),
         )
-        end = (*states, *buffers, *gradients, *self.end_transients())
+        end = (*states, *buffers, *gradients, *self.end_transients(), *self.embedding_gradient_input())
         start_value = sum(line.value for line in first)
         end_value = sum(line.value for line in end)
         return self.phase("backward", first if start_value >= end_value else end)
+
+    def embedding_gradient_input(self) -> tuple[Line, ...]:
+        """Gradient of the embedding's output, alive while the table's gradient is made."""
+        if not self.stage.first or self.graph.embedding is None:
+            return ()
+        return (
+            compute(
+                "embedding_output_gradient",
+                act.checkpoint_bytes,
+                hidden=self.graph.embedding.width,
+                tokens=self.tokens,
+                activation_bytes=self.recipe.activation_bytes,
+                shards=self.sp,
+            ),
+        )
 
     def head_gradient(self) -> tuple[Line, ...]:
         """Gradient of the head, the first to appear."""

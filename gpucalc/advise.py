@@ -1,0 +1,209 @@
+"""The next best actions of a plan: changes worth making, each planned again to get its number.
+
+Reads plans and makes more of them; the catalogue is asked only for other fleets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gpucalc.errors import GpucalcError
+from gpucalc.plan.answer import Action, Level, Plan
+from gpucalc.plan.evaluate import ErrorTable, Subject
+from gpucalc.search import plan_best
+from gpucalc.spec.hardware import Cluster
+from gpucalc.spec.job import TrainRun
+
+MOST_ACTIONS = 6
+WORTH_SPEED = 1.01  # a change that brings less than one percent is not an action
+WORTH_MEMORY = 0.98
+FLEET_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+Clusters = Callable[[str, int], Cluster]  # the cluster of so many GPUs of a catalogue id
+_RANK = {Level.FITS: 0, Level.MARGINAL: 1, Level.DOES_NOT_FIT: 2}
+
+
+def advised(
+    plan: Plan,
+    subject: Subject,
+    run: TrainRun,
+    cluster: Cluster,
+    *,
+    clusters: Clusters | None = None,
+    larger: tuple[str, ...] = (),
+    errors: ErrorTable | None = None,
+) -> Plan:
+    """The plan with its next best actions. `run` is the settled run the plan was made from.
+
+    `clusters` builds other fleets; `larger` names cards with more memory worth naming.
+    """
+    actions = [
+        action
+        for title, changes in _changes(plan, run)
+        if (action := _tried(plan, subject, run, cluster, title, changes, errors)) is not None
+    ]
+    if plan.verdict.level is Level.FITS:
+        speed = _speed(plan)
+        kept = [a for a in actions if a.level is Level.FITS and (a.tokens_per_s or 0) > speed * WORTH_SPEED]
+        kept.sort(key=lambda a: -(a.tokens_per_s or 0))
+    else:
+        needed = plan.verdict.needed.value
+        kept = [a for a in actions if a.needed_bytes < needed * WORTH_MEMORY]
+        kept.sort(key=lambda a: (_RANK[a.level], -(a.tokens_per_s or 0), a.needed_bytes))
+    kept = kept[:MOST_ACTIONS]
+    if plan.verdict.level is not Level.FITS and clusters is not None:
+        cards = (*(pool.gpu.id for pool in cluster.pools), *larger)
+        for card in dict.fromkeys(cards):
+            found = smallest_fleet(plan, subject, run, cluster, card, clusters, errors)
+            if found is not None:
+                kept.append(found)
+    return replace(plan, actions=tuple(kept))
+
+
+def smallest_fleet(
+    plan: Plan,
+    subject: Subject,
+    run: TrainRun,
+    cluster: Cluster,
+    card: str,
+    clusters: Clusters,
+    errors: ErrorTable | None = None,
+) -> Action | None:
+    """The fewest GPUs of a card that hold the run under its best layout; None when no listed size does."""
+    own = len(cluster.pools) == 1 and cluster.pools[0].gpu.id == card
+    open_run = _open(run)
+    for count in FLEET_SIZES:
+        if own and count <= cluster.count:
+            continue
+        try:
+            other = clusters(card, count)
+            found = plan_best(
+                subject, open_run, other, name=plan.name, fleet=f"{count}x{card}", errors=errors
+            )
+        except GpucalcError:
+            continue
+        if found.verdict.level is Level.FITS:
+            title = f"{count} x {other.pools[0].gpu.name}"
+            return _action(title, {"gpus": f"{count}x{card}", **_layout_changes(found)}, found)
+    return None
+
+
+def _open(run: TrainRun) -> TrainRun:
+    """The run with its layout left to the search, as far as its framework allows."""
+    update: dict[str, Any] = {"dp": None, "micro_batch": 1, "dp_shard": None, "vpp": 1, "recompute": "full"}
+    if run.framework in ("megatron", "torchtitan", "deepspeed"):
+        update |= {"tp": "auto", "pp": "auto", "ep": "auto", "etp": 1}
+    if run.framework in ("deepspeed", "fsdp", "torchtitan"):
+        update |= {"zero_stage": 3, "reshard_after_forward": True}
+    if run.framework in ("deepspeed",):
+        update |= {"tp": 1, "pp": 1, "ep": 1}
+    if isinstance(run.global_batch, int):
+        update |= {"grad_accum": None}
+    return run.model_copy(update=update)
+
+
+def _layout_changes(plan: Plan) -> dict[str, Any]:
+    layout = plan.layout
+    degrees = {key: getattr(layout, key) for key in ("tp", "pp", "ep")}
+    changed = {f"run.{key}": value for key, value in degrees.items() if value > 1}
+    return changed | {"run.recompute": plan.recipe.recompute}
+
+
+def _tried(
+    plan: Plan,
+    subject: Subject,
+    run: TrainRun,
+    cluster: Cluster,
+    title: str,
+    changes: Mapping[str, Any],
+    errors: ErrorTable | None,
+) -> Action | None:
+    """The action a change amounts to, None when it is illegal here."""
+    try:
+        changed = TrainRun.read({**run.model_dump(exclude_none=True), **changes})
+        found = plan_best(subject, changed, cluster, name=plan.name, fleet=plan.fleet, errors=errors)
+    except GpucalcError:
+        return None
+    return _action(title, {f"run.{key}": value for key, value in changes.items()}, found)
+
+
+def _action(title: str, changes: Mapping[str, Any], plan: Plan) -> Action:
+    return Action(
+        title=title,
+        changes=changes,
+        level=plan.verdict.level,
+        needed_bytes=float(plan.verdict.needed.value),
+        step_s=float(plan.time.value) if plan.time is not None else None,
+        tokens_per_s=_speed(plan) if plan.throughput is not None else None,
+    )
+
+
+def _speed(plan: Plan) -> float:
+    return float(plan.throughput.child("tokens_per_s").value) if plan.throughput is not None else 0.0
+
+
+def _changes(plan: Plan, run: TrainRun) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Single changes that could help, in words and keys. Each is judged by planning it."""
+    layout, recipe = plan.layout, plan.recipe
+    tight = plan.verdict.level is not Level.FITS
+    if recipe.attention == "eager":
+        yield "flash attention", {"attention": "flash", "flash_attention": True}
+    if tight:
+        yield from _memory_changes(plan, run)
+        return
+    if recipe.recompute == "full":
+        yield "selective recompute", {"recompute": "selective"}
+    if recipe.recompute != "none":
+        yield "no recompute", {"recompute": "none"}
+    for factor in (2, 4):
+        if layout.micro_batches % factor == 0:
+            yield (
+                f"micro_batch {layout.micro_batch * factor}",
+                {"micro_batch": layout.micro_batch * factor, **_kept_batch(plan)},
+            )
+    if not run.compile and run.framework not in ("megatron", "deepspeed"):
+        yield "torch.compile", {"compile": True}
+    if layout.zero_stage == 3 and run.framework in ("fsdp", "torchtitan", "deepspeed"):
+        yield "keep gathered weights (stage 2)", {"zero_stage": 2, "reshard_after_forward": False}
+    if run.framework == "megatron" and layout.world > 1 and (layout.tp > 1 or layout.pp > 1):
+        auto = {"tp": "auto", "pp": "auto", "dp": None, "micro_batch": layout.micro_batch}
+        yield "another layout", {**auto, **_kept_batch(plan)}
+
+
+def _memory_changes(plan: Plan, run: TrainRun) -> Iterator[tuple[str, dict[str, Any]]]:
+    layout, recipe = plan.layout, plan.recipe
+    if recipe.recompute != "full":
+        yield "full recompute", {"recompute": "full"}
+    if layout.micro_batch > 1:
+        half = layout.micro_batch // 2
+        yield f"micro_batch {half}", {"micro_batch": half, **_kept_batch(plan)}
+        if half > 1:
+            yield "micro_batch 1", {"micro_batch": 1, **_kept_batch(plan)}
+    if recipe.loss == "unfused":
+        yield "fused loss", {"fused_loss": True}
+    if run.framework == "deepspeed":
+        for stage in range(layout.zero_stage + 1, 4):
+            yield f"ZeRO stage {stage}", {"zero_stage": stage}
+    if run.framework in ("ddp", "hf") and layout.dp > 1:
+        yield "fsdp", {"framework": "fsdp", "zero_stage": 3, "gradient_as_bucket_view": False}
+    if run.framework == "megatron" and layout.zero_stage == 0:
+        yield "distributed optimizer", {"zero_stage": 1}
+    if run.framework in ("megatron", "torchtitan"):
+        auto = {"tp": "auto", "pp": "auto", "ep": "auto", "etp": 1, "dp": None, **_kept_batch(plan)}
+        yield "the best layout", auto
+        yield "the best layout with full recompute", {**auto, "recompute": "full"}
+    if not run.optimizer.endswith("8bit") and run.framework in ("ddp", "hf", "fsdp"):
+        yield "8-bit Adam", {"optimizer": "adamw-8bit"}
+    if run.offload == "none" and run.framework in ("deepspeed", "fsdp", "hf", "ddp"):
+        yield "optimizer on the CPU", {"offload": "optimizer-cpu"}
+    if recipe.recompute != "full" and layout.zero_stage >= 2:
+        yield "full recompute, fused loss", {"recompute": "full", "fused_loss": True}
+    if run.method == "full" and run.framework in ("ddp", "hf", "fsdp"):
+        yield "LoRA", {"method": "lora", "recompute": "full"}
+
+
+def _kept_batch(plan: Plan) -> dict[str, Any]:
+    """Keeps the sequences per step when the micro-batch or the ranks change."""
+    return {"global_batch": plan.layout.global_batch, "grad_accum": None}

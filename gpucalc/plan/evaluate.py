@@ -1,0 +1,242 @@
+"""One job on one cluster to one plan: the wiring of memory, time and cost, and the verdict.
+
+Nothing is searched here: every degree is a number. What is left "auto" is settled by
+`gpucalc.search`, which calls the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpucalc.counts import Counts, count
+from gpucalc.errors import InputError
+from gpucalc.formulas import cost as money
+from gpucalc.graph import Graph, build_graph
+from gpucalc.line import Kind, Line, compute
+from gpucalc.plan.answer import Assumption, Level, Plan, Verdict
+from gpucalc.plan.layout import Layout, Recipe
+from gpucalc.plan.memory import MemoryPeak, memory_peak
+from gpucalc.plan.resolve import resolve_layout, resolve_recipe
+from gpucalc.plan.time import binding, step_time, throughput
+from gpucalc.spec.hardware import Cluster, Pool
+from gpucalc.spec.job import TrainRun
+from gpucalc.spec.model import ModelSpec
+
+# Until a class of runs has been measured: the band in which a plan is called marginal.
+UNMEASURED_ERROR = 0.10
+DAY_S = Line("day_s", 86400.0, "s", Kind.EXACT, source="one day, as no token budget was given")
+PUE = Line(
+    "pue",
+    1.3,
+    "ratio",
+    Kind.ASSUMED,
+    source="typical data centre; Uptime Institute surveys: 1.5, hyperscale 1.1",
+)
+POWER_SHARE = Line(
+    "power_utilisation",
+    0.9,
+    "fraction",
+    Kind.ASSUMED,
+    source="board power in training logs is 0.8 to 0.95 of the limit",
+)
+HOST_SHARE = Line(
+    "host_power_share",
+    0.4,
+    "fraction",
+    Kind.ASSUMED,
+    source="host over GPU power: published node maxima are 1.5 to 2.0 x their GPUs' limits",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorTable:
+    """Expected errors by class, from `gpucalc validate`: fractions, with what they rest on."""
+
+    memory: Mapping[str, float] = field(default_factory=dict)  # by framework
+    time: Mapping[str, float] = field(default_factory=dict)
+    basis: str = "no published run of this class; a cautious band"
+
+    def memory_error(self, framework: str) -> tuple[float, str]:
+        """The expected error of a peak and where it comes from."""
+        if framework in self.memory:
+            return self.memory[framework], self.basis
+        return UNMEASURED_ERROR, "no published run of this class; a cautious band"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model ready to be planned: its graph and counts, made once for many plans."""
+
+    spec: ModelSpec
+    graph: Graph
+    counts: Counts
+
+    @classmethod
+    def of(cls, spec: ModelSpec) -> Subject:
+        """The graph and counts of a description. Raises UnsupportedModel or InputError."""
+        graph = build_graph(spec)
+        return cls(spec, graph, count(graph))
+
+
+def evaluate(
+    subject: Subject,
+    run: TrainRun,
+    cluster: Cluster,
+    *,
+    name: str,
+    fleet: str,
+    assumptions: tuple[Assumption, ...] = (),
+    notes: tuple[str, ...] = (),
+    errors: ErrorTable | None = None,
+    always_time: bool = False,
+) -> Plan:
+    """The plan of a settled run whose degrees are all numbers.
+
+    always_time: give time and rates even where memory says no (comparing with a run that did fit).
+
+    Raises Infeasible for an illegal layout, InputError for what the hardware cannot do.
+    """
+    layout, chosen = resolve_layout(run, subject.graph, gpus=cluster.count)
+    recipe = resolve_recipe(run, subject.graph)
+    peak = memory_peak(subject.graph, layout, recipe, hopper_or_later=hopper_or_later(cluster.pools[0]))
+    verdict = judge(peak, cluster, recipe, errors or ErrorTable())
+    for pool in cluster.pools:
+        if pool.gpu.peak(recipe.math) is None:
+            raise InputError(
+                f"{pool.gpu.name} has no {recipe.math} rate",
+                key="run.precision",
+                given=run.precision,
+                legal=[precision for precision in pool.gpu.peaks if "acc" not in precision],
+            )
+    time = rates = cost = None
+    binds = "memory capacity"
+    if always_time or verdict.level is not Level.DOES_NOT_FIT:
+        time = step_time(subject.graph, layout, recipe, cluster)
+        rates = throughput(subject.graph, layout, recipe, cluster, time)
+        cost = cost_line(run, cluster, layout, time, rates)
+        binds = binding(time)
+    listed = [*assumptions, *chosen]
+    listed += [Assumption("gpus", "", text) for text in cluster.assumptions]
+    return Plan(
+        name=name,
+        model=_model_line(subject.counts),
+        fleet=fleet,
+        gpus=cluster.count,
+        recipe=recipe,
+        layout=layout,
+        verdict=verdict,
+        memory=peak.tree,
+        time=time,
+        throughput=rates,
+        cost=cost,
+        binds=binds,
+        assumptions=tuple(listed),
+        actions=(),
+        notes=(*subject.graph.notes, *notes, *_fleet_notes(cluster)),
+    )
+
+
+def judge(peak: MemoryPeak, cluster: Cluster, recipe: Recipe, errors: ErrorTable) -> Verdict:
+    """Whether the peak fits the smallest card, beyond the expected error or within it."""
+    capacity = min((pool.gpu.usable_memory() for pool in cluster.pools), key=lambda line: line.value)
+    needed = peak.needed
+    error, basis = errors.memory_error(recipe.framework)
+    band = error * needed.value
+    if needed.value + band <= capacity.value:
+        level = Level.FITS
+    elif needed.value - band <= capacity.value:
+        level = Level.MARGINAL
+    else:
+        level = Level.DOES_NOT_FIT
+    parts = needed.child("allocated").children
+    return Verdict(
+        level=level,
+        needed=needed,
+        capacity=capacity,
+        margin_bytes=capacity.value - needed.value,
+        expected_error=error,
+        error_basis=basis,
+        binds=max(parts, key=lambda line: line.value).name,
+        phase=peak.phase,
+        stage=peak.stage,
+    )
+
+
+def hopper_or_later(pool: Pool) -> bool:
+    """Whether cuBLAS takes its large workspace on this GPU (compute capability 9.0 and up)."""
+    major = pool.gpu.compute_capability.split(".")[0]
+    return major.isdigit() and int(major) >= 9
+
+
+def cost_line(run: TrainRun, cluster: Cluster, layout: Layout, time: Line, rates: Line) -> Line | None:
+    """GPU-hours, energy and money of the token budget, or of one day where none is given."""
+    parts: list[Line] = []
+    if run.tokens is not None:
+        per_step = rates.child("tokens_per_s").inputs["tokens"]
+        wall = compute(
+            "wall_time", money.training_s, tokens=run.tokens, tokens_per_step=per_step, step_s=time
+        )
+        parts.append(compute("days", money.training_days, training_s=wall))
+    else:
+        wall = DAY_S
+    hours = compute("gpu_hours", money.gpu_hours, gpus=layout.world, training_s=wall)
+    parts.append(hours)
+    pools = cluster.pools
+    if all(pool.gpu.tdp is not None for pool in pools):
+        watts = sum(pool.count * pool.gpu.tdp.si for pool in pools if pool.gpu.tdp is not None)
+        limit = Line("gpu_power_limit", watts / cluster.count, "W", source="board power limits of the fleet")
+        host = compute("host_power", money.host_power_w, gpu_power_w=watts, share=HOST_SHARE)
+        power = compute(
+            "power",
+            money.fleet_power_w,
+            gpus=cluster.count,
+            gpu_power_w=limit,
+            utilisation=POWER_SHARE,
+            host_power_w=host,
+        )
+        parts += [power, compute("energy", money.energy_kwh, power_w=power, training_s=wall, pue=PUE)]
+    price = cluster.price_per_gpu_hour
+    if price is not None:
+        parts.append(compute("rental", money.rental_usd, gpu_hours=hours, usd_per_gpu_hour=price))
+        tokens = rates.child("tokens_per_s")
+        parts.append(
+            compute(
+                "rental_per_million_tokens",
+                money.usd_per_million_tokens,
+                usd_per_gpu_hour=price,
+                gpus=layout.world,
+                tokens_per_s=tokens,
+            )
+        )
+    note = "of the token budget" if run.tokens is not None else "of one day; run.tokens gives a budget"
+    return Line("cost", hours.value, hours.unit, Kind.MODELLED, children=tuple(parts), note=note)
+
+
+def _model_line(counts: Counts) -> Line:
+    tree = counts.total
+    return Line(
+        "model",
+        tree.value,
+        tree.unit,
+        tree.kind,
+        children=(counts.active, Line("total", tree.value, tree.unit, tree.kind, children=tree.children)),
+        note="parameters, counted from the architecture",
+    )
+
+
+def _fleet_notes(cluster: Cluster) -> tuple[str, ...]:
+    """What a mixed fleet means: the smallest card sizes it, the slowest paces it."""
+    if len(cluster.pools) < 2:
+        return ()
+    smallest = min(cluster.pools, key=lambda pool: pool.gpu.usable_memory().value)
+    slowest = min(cluster.pools, key=lambda pool: _rate(pool))
+    return (
+        f"mixed fleet: {smallest.gpu.name} has the least memory and sizes every rank;"
+        f" {slowest.gpu.name} is the slowest and paces every step",
+    )
+
+
+def _rate(pool: Pool) -> float:
+    peak = pool.gpu.peak("bf16") or pool.gpu.peak("fp16") or pool.gpu.peak("fp32")
+    return float(peak.value) if peak is not None else 0.0

@@ -1,0 +1,91 @@
+"""From a resolved job to its plan: opens the cluster, settles what is auto, plans, advises.
+
+The one place where jobs, catalogue, search and advice meet; the command line, `validate` and the
+Python API all come through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpucalc.advise import advised
+from gpucalc.catalog import Catalog
+from gpucalc.errors import InputError
+from gpucalc.jobs import ResolvedJob
+from gpucalc.plan.answer import Assumption, Plan
+from gpucalc.plan.evaluate import ErrorTable, Subject
+from gpucalc.search import best_run, plan_best
+from gpucalc.spec.hardware import Cluster
+from gpucalc.spec.job import TrainRun
+
+# Cards named when a run does not fit: what data centres rent today, by memory.
+LARGER_CARDS = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm", "b300-sxm", "mi300x")
+NAMED_LARGER = 2
+
+
+def plan_job(
+    job: ResolvedJob,
+    catalog: Catalog,
+    *,
+    subject: Subject | None = None,
+    cluster: Cluster | None = None,
+    errors: ErrorTable | None = None,
+    advice: bool = True,
+    always_time: bool = False,
+) -> Plan:
+    """The plan of a job. `subject` and `cluster` may be handed in when many jobs share them."""
+    run = job.run
+    if not isinstance(run, TrainRun):
+        raise InputError("serving runs cannot be planned yet", where=job.where, key="run.task", given="serve")
+    subject = subject or Subject.of(job.model)
+    cluster = cluster or catalog.cluster(job.fleet, job.job.system)
+    assumptions = tuple(Assumption(d.key, d.value, d.why) for d in job.defaults)
+    plan = plan_best(
+        subject,
+        run,
+        cluster,
+        name=job.name,
+        fleet=str(job.fleet),
+        assumptions=assumptions,
+        notes=job.notes,
+        errors=errors,
+        always_time=always_time,
+    )
+    if not advice:
+        return plan
+    settled, _ = best_run(subject, run, cluster, errors)
+    return advised(
+        plan,
+        subject,
+        settled,
+        cluster,
+        clusters=lambda card, count: catalog.cluster([(None, count, card)]),
+        larger=_larger(catalog, cluster),
+        errors=errors,
+    )
+
+
+def _larger(catalog: Catalog, cluster: Cluster) -> tuple[str, ...]:
+    """Cards with more memory than the fleet's smallest, the next sizes up."""
+    own = min(pool.gpu.usable_memory().value for pool in cluster.pools)
+    named: list[str] = []
+    last = own
+    for card in LARGER_CARDS:
+        gpu, _ = catalog.gpu(card)
+        memory = gpu.usable_memory().value
+        if memory > 1.2 * last:
+            named.append(card)
+            last = memory
+    return tuple(named[:NAMED_LARGER])
+
+
+def provenance(job: ResolvedJob, catalog: Catalog) -> Mapping[str, Any]:
+    """Which files, in which revision, the answer came from."""
+    from gpucalc import __version__
+
+    files: dict[str, str] = {}
+    for part in job.fleet.parts:
+        gpu, _ = catalog.gpu(part.gpu)
+        files[f"gpus/{gpu.id}"] = catalog.revision_of("gpus", gpu.id)
+    return {"gpucalc": __version__, "job": job.where, "model": job.model_where, "catalogue": files}
