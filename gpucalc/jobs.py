@@ -419,7 +419,8 @@ def _model(
 
 def _named_model(words: Any, found: _Found, catalog: Catalog) -> tuple[ModelSpec, str, tuple[str, ...]]:
     if isinstance(words, Mapping) and words:
-        return _described_model(dict(words), found.where, "" if found.bare else "model")
+        key = "" if found.bare else "model"
+        return _described_model(dict(words), found.where, key, found.name if found.bare else None)
     if words is None:
         raise InputError(
             "is missing", where=found.where, key="model", legal="a catalogue id, a path, or keys"
@@ -438,7 +439,7 @@ def _named_model(words: Any, found: _Found, catalog: Catalog) -> tuple[ModelSpec
     inner = _from_path(path)
     if not inner.bare:
         raise InputError("is a job, not a model", where=found.where, key="model", given=words)
-    return _described_model(inner.data["model"], inner.where, "")
+    return _described_model(inner.data["model"], inner.where, "", inner.name)
 
 
 def _model_path(words: str, folder: Path | None) -> Path | None:
@@ -466,12 +467,15 @@ def _catalogue_model(words: str, found: _Found, catalog: Catalog) -> tuple[Model
     return catalog.model(named.stem), str(named.path), named.assumptions
 
 
-def _described_model(data: dict[str, Any], where: str, key: str) -> tuple[ModelSpec, str, tuple[str, ...]]:
+def _described_model(
+    data: dict[str, Any], where: str, key: str, name: str | None
+) -> tuple[ModelSpec, str, tuple[str, ...]]:
     if _is_config(data):
         from gpucalc.importers import huggingface
 
-        imported = huggingface.read_config(data, where=where)
-        return imported.spec, where, imported.notes
+        imported = huggingface.from_config(data, where=where, name=name)
+        ignored = (f"keys of {where} not used: {', '.join(imported.ignored)}",) if imported.ignored else ()
+        return imported.spec, where, (*imported.assumed, *ignored)
     from gpucalc.spec.model import ModelSpec
 
     return ModelSpec.read(data, where=where, key=key), where, ()

@@ -69,7 +69,10 @@ def parse_scalar(text: str, where: str) -> Any:
     """The value of a `--set key=VALUE`: a YAML scalar, or a flow list or mapping."""
     if not text.strip():
         return None
-    return parse_yaml(text, where, mapping=False).data
+    try:
+        return parse_yaml(text, where, mapping=False).data
+    except InputError as error:  # one line has no line number worth saying
+        raise InputError(error.problem, where=where, given=text) from None
 
 
 def read_text(path: str | Path, *, max_bytes: int = MAX_BYTES) -> str:
