@@ -12,6 +12,7 @@ from typing import Any
 from gpucalc.errors import GpucalcError
 from gpucalc.plan.answer import Action, Level, Plan
 from gpucalc.plan.evaluate import ErrorTable, Subject
+from gpucalc.plan.resolve import settle
 from gpucalc.search import plan_best
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import TrainRun
@@ -22,6 +23,7 @@ WORTH_MEMORY = 0.98
 FLEET_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 Clusters = Callable[[str, int], Cluster]  # the cluster of so many GPUs of a catalogue id
+_FOLLOWS = ("reshard_after_forward", "flash_attention")  # other words for zero_stage and attention
 _RANK = {Level.FITS: 0, Level.MARGINAL: 1, Level.DOES_NOT_FIT: 2}
 
 
@@ -73,42 +75,47 @@ def smallest_fleet(
 ) -> Action | None:
     """The fewest GPUs of a card that hold the run under its best layout; None when no listed size does."""
     own = len(cluster.pools) == 1 and cluster.pools[0].gpu.id == card
-    open_run = _open(run)
-    for count in FLEET_SIZES:
-        if own and count <= cluster.count:
-            continue
-        try:
-            other = clusters(card, count)
-            found = plan_best(
-                subject, open_run, other, name=plan.name, fleet=f"{count}x{card}", errors=errors
-            )
-        except GpucalcError:
-            continue
-        if found.verdict.level is Level.FITS:
-            title = f"{count} x {other.pools[0].gpu.name}"
-            return _action(title, {"gpus": f"{count}x{card}", **_layout_changes(found)}, found)
+    for open_run in _open(run):
+        for count in FLEET_SIZES:
+            if own and count <= cluster.count:
+                continue
+            try:
+                other = clusters(card, count)
+                fleet = f"{count}x{card}"
+                found = plan_best(subject, open_run, other, name=plan.name, fleet=fleet, errors=errors)
+            except GpucalcError:
+                continue
+            if found.verdict.level is Level.FITS:
+                title = f"{count} x {other.pools[0].gpu.name}, {open_run.framework}"
+                return _action(title, {"gpus": fleet, **_layout_changes(found, run)}, found)
     return None
 
 
-def _open(run: TrainRun) -> TrainRun:
-    """The run with its layout left to the search, as far as its framework allows."""
-    update: dict[str, Any] = {"dp": None, "micro_batch": 1, "dp_shard": None, "vpp": 1, "recompute": "full"}
-    if run.framework in ("megatron", "torchtitan", "deepspeed"):
-        update |= {"tp": "auto", "pp": "auto", "ep": "auto", "etp": 1}
-    if run.framework in ("deepspeed", "fsdp", "torchtitan"):
-        update |= {"zero_stage": 3, "reshard_after_forward": True}
-    if run.framework in ("deepspeed",):
-        update |= {"tp": 1, "pp": 1, "ep": 1}
-    if isinstance(run.global_batch, int):
-        update |= {"grad_accum": None}
-    return run.model_copy(update=update)
+def _open(run: TrainRun) -> Iterator[TrainRun]:
+    """The run with its layout left to the search, as far as its framework allows; then under Megatron,
+    which can divide a layer that no single card could gather.
+    """
+    base = {"dp": None, "dp_shard": None, "micro_batch": 1, "vpp": 1, "recompute": "full"}
+    base |= {"grad_accum": None} if isinstance(run.global_batch, int) else {"grad_accum": 1}
+    if run.framework in ("deepspeed", "fsdp"):
+        yield run.model_copy(update={**base, "zero_stage": 3, "reshard_after_forward": True})
+    elif run.framework == "torchtitan":
+        free = {"tp": "auto", "pp": "auto", "zero_stage": 3, "reshard_after_forward": True}
+        yield run.model_copy(update={**base, **free})
+    if run.method == "full":
+        free = {"tp": "auto", "pp": "auto", "ep": "auto", "etp": 1, "zero_stage": 1, "attention": "flash"}
+        megatron = {"framework": "megatron", "pipeline_split": "uneven", "offload": "none"}
+        yield run.model_copy(update={**base, **free, **megatron, "optimizer": "adam"})
 
 
-def _layout_changes(plan: Plan) -> dict[str, Any]:
+def _layout_changes(plan: Plan, run: TrainRun) -> dict[str, Any]:
+    """The keys that give the layout found."""
     layout = plan.layout
     degrees = {key: getattr(layout, key) for key in ("tp", "pp", "ep")}
-    changed = {f"run.{key}": value for key, value in degrees.items() if value > 1}
-    return changed | {"run.recompute": plan.recipe.recompute}
+    changed: dict[str, Any] = {f"run.{key}": value for key, value in degrees.items() if value > 1}
+    if plan.recipe.framework != run.framework:
+        changed["run.framework"] = plan.recipe.framework
+    return changed | {"run.zero_stage": layout.zero_stage, "run.recompute": plan.recipe.recompute}
 
 
 def _tried(
@@ -122,7 +129,8 @@ def _tried(
 ) -> Action | None:
     """The action a change amounts to, None when it is illegal here."""
     try:
-        changed = TrainRun.read({**run.model_dump(exclude_none=True), **changes})
+        stated = run.model_dump(exclude_none=True, exclude=set(_FOLLOWS))
+        changed, _ = settle(TrainRun.read({**stated, **changes}))
         found = plan_best(subject, changed, cluster, name=plan.name, fleet=plan.fleet, errors=errors)
     except GpucalcError:
         return None
@@ -149,7 +157,7 @@ def _changes(plan: Plan, run: TrainRun) -> Iterator[tuple[str, dict[str, Any]]]:
     layout, recipe = plan.layout, plan.recipe
     tight = plan.verdict.level is not Level.FITS
     if recipe.attention == "eager":
-        yield "flash attention", {"attention": "flash", "flash_attention": True}
+        yield "flash attention", {"attention": "flash"}
     if tight:
         yield from _memory_changes(plan, run)
         return
@@ -166,7 +174,7 @@ def _changes(plan: Plan, run: TrainRun) -> Iterator[tuple[str, dict[str, Any]]]:
     if not run.compile and run.framework not in ("megatron", "deepspeed"):
         yield "torch.compile", {"compile": True}
     if layout.zero_stage == 3 and run.framework in ("fsdp", "torchtitan", "deepspeed"):
-        yield "keep gathered weights (stage 2)", {"zero_stage": 2, "reshard_after_forward": False}
+        yield "keep gathered weights (stage 2)", {"zero_stage": 2}
     if run.framework == "megatron" and layout.world > 1 and (layout.tp > 1 or layout.pp > 1):
         auto = {"tp": "auto", "pp": "auto", "dp": None, "micro_batch": layout.micro_batch}
         yield "another layout", {**auto, **_kept_batch(plan)}

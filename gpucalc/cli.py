@@ -160,24 +160,13 @@ def explain_command(
 def _planned(
     job: str, gpus: str | None, task: str | None, sets: list[str] | None, catalog: Path | None
 ) -> tuple[Plan, Mapping[str, Any]]:
-    from gpucalc import __version__
     from gpucalc.catalog import open_catalog
     from gpucalc.jobs import resolve
-    from gpucalc.plan.answer import Assumption
-    from gpucalc.plan.evaluate import Subject, evaluate
+    from gpucalc.planner import plan_job, provenance
 
     known = open_catalog(catalog)
     found = resolve(job, known, gpus=gpus, task=task, sets=sets or ())
-    answer = evaluate(
-        Subject.of(found.model),
-        found.run,
-        known.cluster(found.fleet, found.job.system),
-        name=found.name,
-        fleet=str(found.fleet),
-        assumptions=tuple(Assumption(d.key, d.value, d.why) for d in found.defaults),
-        notes=found.notes,
-    )
-    return answer, {"gpucalc_version": __version__, "job": found.where, "model": found.model_where}
+    return plan_job(found, known), provenance(found, known)
 
 
 Name = Annotated[

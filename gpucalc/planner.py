@@ -88,4 +88,4 @@ def provenance(job: ResolvedJob, catalog: Catalog) -> Mapping[str, Any]:
     for part in job.fleet.parts:
         gpu, _ = catalog.gpu(part.gpu)
         files[f"gpus/{gpu.id}"] = catalog.revision_of("gpus", gpu.id)
-    return {"gpucalc": __version__, "job": job.where, "model": job.model_where, "catalogue": files}
+    return {"gpucalc_version": __version__, "job": job.where, "model": job.model_where, "catalogue": files}

@@ -95,7 +95,7 @@ def rank(
 def _merit(candidate: Candidate) -> tuple[Any, ...]:
     if candidate.level_rank == 2:
         return (2, candidate.needed_bytes, 0.0)
-    return (0, -candidate.samples_per_s, candidate.needed_bytes)
+    return (candidate.level_rank, -candidate.samples_per_s, candidate.needed_bytes)
 
 
 def _weigh(
