@@ -80,7 +80,7 @@ def _named(legal: tuple[str, ...], aliases: Mapping[str, str] | None = None) -> 
 
 
 def _folded(name: str) -> str:
-    return name.strip().lower().replace("_", "-")
+    return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
 TRAIN_FRAMEWORKS = ("ddp", "fsdp", "deepspeed", "megatron", "torchtitan", "hf")
@@ -195,7 +195,7 @@ _SERVE_KEYS: dict[str, tuple[str, ...]] = {
     "gpu_memory_utilization": ("vllm", "trtllm"),
     "mem_fraction_static": ("sglang",),
     "enforce_eager": ("vllm", "sglang"),
-    "max_num_batched_tokens": ("vllm", "sglang", "trtllm"),
+    "max_num_batched_tokens": ("vllm", "sglang", "trtllm", "llamacpp"),
     "max_num_seqs": ("vllm", "sglang", "trtllm", "llamacpp"),
     "ep": ("vllm", "sglang", "trtllm"),
     "dp": ("vllm", "sglang", "trtllm"),
