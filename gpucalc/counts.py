@@ -124,7 +124,7 @@ def block_vectors(block: Block) -> Iterator[Vector]:
 
 
 def linears_of(graph: Graph) -> Iterator[tuple[Linear, int]]:
-    """Every linear layer of a graph and how many layers have it; the vocabulary matrices are not among them."""
+    """Every linear layer of a graph and how many layers have it, vocabulary matrices aside."""
     for stack in graph.stacks:
         for linear in stack.inputs:
             yield linear, 1

@@ -70,7 +70,8 @@ class Attention:
 
     span: tokens a query sees at most (sliding window or chunk), None for all.
     kind: full | sliding | chunked | cross | compressed | heavily_compressed | sparse_indexed.
-    qk_norm: none | head (per head) | head_l2 (per head, no weight) | width (over all heads). qkv: split | fused | packed (fused with no rope).
+    qk_norm: none | head (per head) | head_l2 (per head, no weight) | width (over all heads).
+    qkv: split | fused | packed (fused with no rope).
     rope: none | full | partial (partial and cat-style rotations copy q and k once more).
     """
 
@@ -213,7 +214,7 @@ class Head:
     vocab: int
     hidden: int
     tied: bool
-    linears: tuple[Linear, ...] = ()  # transforms, poolers, projections, classifiers; not the vocabulary matrix
+    linears: tuple[Linear, ...] = ()  # transforms, poolers, classifiers; not the vocabulary matrix
     vectors: tuple[Vector, ...] = ()
     bias: bool = False  # on the vocabulary matrix
 
@@ -260,6 +261,6 @@ def build_graph(spec: ModelSpec) -> Graph:
     Raises UnsupportedModel for an architecture that is not drawn, InputError naming the fields
     that a description lacks.
     """
-    from gpucalc.builders import build  # builders import the classes above
+    from gpucalc.builders.build import build  # builders import the classes above
 
     return build(spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from gpucalc.builders.parts import Draft, attention, family_mlp, norm
 from gpucalc.graph import Attention, Block, Embedding, Graph, Head, Linear, Norm, Shard, Stack, Vector
@@ -260,7 +261,7 @@ def transformer_xl(d: Draft) -> Graph:
     frequent, width = edges[1], hidden
     rare: list[Vector] = []
     maps: list[Linear] = []
-    for cluster, (low, high) in enumerate(zip(edges[1:], edges[2:], strict=False), start=1):
+    for cluster, (low, high) in enumerate(pairwise(edges[1:]), start=1):
         width = hidden // div**cluster
         rare.append(Vector(f"cluster_{cluster}", (high - low) * width, Shard.VOCAB))
         if div > 1:

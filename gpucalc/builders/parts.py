@@ -89,7 +89,7 @@ def draft(spec: ModelSpec) -> Draft:
             f"no drawing for architecture {name!r}",
             key="model.architecture",
             given=name,
-            near=nearest(key, FAMILIES),
+            near=nearest(key, [known for known, row in FAMILIES.items() if not row.refused]),
         )
     if family.refused:
         raise UnsupportedModel(f"{name}: {family.refused}", key="model.architecture")

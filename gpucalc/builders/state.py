@@ -46,7 +46,8 @@ def mamba(d: Draft, hidden: int) -> StateMixer:
 
 def _mamba2(d: Draft, hidden: int) -> StateMixer:
     ssm = d.spec.ssm
-    assert ssm is not None and ssm.heads is not None
+    assert ssm is not None
+    assert ssm.heads is not None
     if ssm.head_dim is None:
         raise InputError(
             f"{d.spec.label}: Mamba-2 layers need a head width",

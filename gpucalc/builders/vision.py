@@ -154,7 +154,8 @@ def contrastive(d: Draft) -> Graph:
     )
     if siglip:  # attention pooling over patches, a linear map over text, scale and bias of the loss
         pool = _block(d, sight)
-        assert pool.mixer is not None and pool.ffn is not None
+        assert pool.mixer is not None
+        assert pool.ffn is not None
         linears = (
             *(replace(part, name=f"pool_{part.name}") for part in (*pool.mixer.linears, *pool.ffn.linears)),
             Linear("text_projection", text.hidden, text.hidden, True, Shard.REPLICATED),
@@ -286,6 +287,6 @@ def _qwen(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...
     )
     projector = (
         Linear("vision_merger_1", merged, merged, True, Shard.REPLICATED),
-        Linear("vision_merger_2", merged, hidden, True, Shard.REPLICATED),
+        Linear("vision_merger_2", merged, t.projection or hidden, True, Shard.REPLICATED),
     )
     return stack, projector, (Vector("vision_merger_norm", 2 * t.hidden),)
