@@ -14,12 +14,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpucalc.errors import InputError, UnknownName, nearest
 from gpucalc.line import Kind, Line
 from gpucalc.spec.base import Spec
 from gpucalc.spec.figure import Figure, FigureKind
+from gpucalc.spec.fleet import FleetPart, FleetSpec
 from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.hardware import Cluster, CollectiveSpec, KernelSpec, Pool
 from gpucalc.spec.system import PriceListSpec, SystemSpec
@@ -59,25 +60,10 @@ _HOST_NETWORK_GBIT_S = 100.0
 
 _STEM = re.compile(r"[a-z0-9][a-z0-9._+-]*", re.IGNORECASE)
 _VENDOR = re.compile(r"nvidia|geforce|tesla|quadro|amd|instinct|radeon|intel|(?<![a-z])gpu(?![a-z])")
+_PUNCTUATION = re.compile(r"(?!(?<=[0-9])\.(?=[0-9]))[^a-z0-9]")
 _NAMES = re.compile(r"^(aliases|default_for):[ \t]*(.*)$", re.MULTILINE)
 
 S = TypeVar("S", bound=Spec)
-
-
-class FleetPart(Protocol):
-    """GPUs of one kind in a fleet: `nodes` is None when the description left it open."""
-
-    @property
-    def nodes(self) -> int | None:
-        """Nodes the part spans."""
-
-    @property
-    def count(self) -> int:
-        """GPUs in each node when `nodes` is given, else in all."""
-
-    @property
-    def gpu(self) -> str:
-        """Name of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +233,12 @@ class Catalog:
 
     def kernels_for(self, gpu: GpuSpec) -> KernelSpec:
         """Kernel rates of a GPU; marked as assumed when they were measured on a relative."""
-        spec = self._kernels(gpu)
-        return spec if gpu.id in spec.applies_to else spec.carried_over()
+        key = ("kernels of", gpu.id)
+        if key not in self._specs:
+            spec = self._kernels(gpu)
+            self._specs[key] = spec if gpu.id in spec.applies_to else spec.carried_over()
+        kernels: KernelSpec = self._specs[key]
+        return kernels
 
     def _kernels(self, gpu: GpuSpec) -> KernelSpec:
         for stem in (gpu.id, gpu.kernels, gpu.arch):
@@ -268,13 +258,16 @@ class Catalog:
 
     # -- clusters -----------------------------------------------------------------------------
 
-    def cluster(self, fleet: Iterable[Any], system: str | None = None) -> Cluster:
+    def cluster(
+        self, fleet: FleetSpec | Iterable[FleetPart | tuple[int | None, int, str]], system: str | None = None
+    ) -> Cluster:
         """The machine a fleet is, with every figure resolved and every guess said.
 
-        `fleet` is a fleet description: parts with `nodes`, `count` and `gpu`, or the same as
-        tuples. `system` names the server for a fleet of one GPU kind.
+        `fleet` is a parsed fleet, or its parts (as tuples: nodes or None, count, GPU name).
+        `system` names the server for a fleet of one GPU kind.
         """
-        parts = [_part(part) for part in getattr(fleet, "parts", fleet)]
+        given = fleet.parts if isinstance(fleet, FleetSpec) else fleet
+        parts = [part if isinstance(part, FleetPart) else FleetPart(*part) for part in given]
         if not parts:
             raise InputError("a fleet needs at least one GPU")
         if system is not None and len(parts) > 1:
@@ -317,11 +310,11 @@ class Catalog:
             assumptions=tuple(dict.fromkeys(assumptions)),
         )
 
-    def _pool(
-        self, part: tuple[int | None, int, str], system: str | None, assumptions: list[str]
-    ) -> tuple[Pool, _Host]:
-        nodes_given, count, name = part
-        gpu, said = self.gpu(name)
+    def _pool(self, part: FleetPart, system: str | None, assumptions: list[str]) -> tuple[Pool, _Host]:
+        nodes_given, count = part.nodes, part.count
+        if count < 1 or (nodes_given is not None and nodes_given < 1):
+            raise InputError("a fleet needs at least one GPU of each kind", key="gpus", given=str(part))
+        gpu, said = self.gpu(part.gpu)
         assumptions += said
         spec = self._kernels(gpu)
         if gpu.id not in spec.applies_to:
@@ -329,7 +322,7 @@ class Catalog:
                 f"kernel rates of {spec.name} are carried over to {gpu.name}, not measured on it"
             )
         host = self._host(gpu, system, count, assumptions)
-        total = count * (nodes_given or 1)
+        total = part.total
         nodes = nodes_given if nodes_given is not None else math.ceil(count / host.gpus_per_node)
         per_node = math.ceil(total / nodes)
         if nodes_given is not None and per_node > host.gpus_per_node:
@@ -519,8 +512,11 @@ def open_catalog(catalog: str | Path | None = None) -> Catalog:
 
 
 def _fold(name: str) -> str:
-    """A name without case, punctuation and vendor words: `NVIDIA GeForce RTX 4090` is `rtx4090`."""
-    return re.sub(r"[^a-z0-9]", "", _VENDOR.sub("", name.casefold()))
+    """A name without case, punctuation and vendor words: `NVIDIA GeForce RTX 4090` is `rtx4090`.
+
+    A point between digits stays: opt-1.3b is not opt-13b.
+    """
+    return _PUNCTUATION.sub("", _VENDOR.sub("", name.casefold()))
 
 
 def _tokens(name: str) -> set[str]:
@@ -544,18 +540,6 @@ def _declared_names(path: Path) -> dict[str, list[str]]:
         else:  # written some other legal way: let the parser read it
             names[key] = [str(part) for part in load_yaml(path).data.get(key) or ()]
     return names
-
-
-def _part(part: Any) -> tuple[int | None, int, str]:
-    if isinstance(part, Sequence) and not isinstance(part, str):
-        nodes, count, gpu = part
-    else:
-        nodes, count, gpu = part.nodes, part.count, part.gpu
-    if count < 1 or (nodes is not None and nodes < 1):
-        raise InputError(
-            "a fleet needs at least one GPU of each kind", key="gpus", given=f"{nodes}x{count}x{gpu}"
-        )
-    return nodes, count, gpu
 
 
 def _scaled(figure: Figure, factor: float, note: str | None = None) -> Figure:
