@@ -40,6 +40,7 @@ KINDS = (
     "collectives",
     "prices",
     "interconnects",
+    "host",
     "engines",
     "measurements",
     "claims",
