@@ -1,0 +1,656 @@
+"""The product's own error: every published run against its estimate, per point and in summary.
+
+A point is one quantity of one run: peak memory in bytes, as the meter of its source counts it, or
+throughput in the unit its source used. A point's ratio is estimated over measured; its error is the
+ratio less one. Rows of a group (one source) are not independent, so the headline statistics give
+every group the same weight; row-weighted ones stand beside them. Runs reported as fitting or as
+out of memory test the verdict as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from gpucalc.catalog import Catalog
+from gpucalc.errors import GpucalcError, InputError
+from gpucalc.graph import Attention
+from gpucalc.measured import (
+    Conventions,
+    Meter,
+    Normaliser,
+    Ready,
+    Row,
+    Skip,
+    conventions_of,
+    is_number,
+    read_rows,
+    shipped,
+)
+from gpucalc.plan.evaluate import Subject, hopper_or_later
+from gpucalc.plan.memory import allocated_peak, memory_peak, reserved_peak
+from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
+from gpucalc.plan.time import sample_flops, sample_tokens, step_time
+from gpucalc.spec.hardware import Cluster
+from gpucalc.spec.job import Job, TrainRun
+from gpucalc.spec.model import ModelSpec
+
+SCHEMA_VERSION = 1
+QUANTITIES = ("peak_memory", "throughput")
+PARTS = ("group", "framework", "arch", "gpu", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the estimates promise over groups of equal weight; `skipped` is a share of all rows."""
+
+    peak_memory_median: float = 0.10
+    throughput_median: float = 0.20
+    skipped: float = 0.20
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is predicted for one run. Speed is None when only memory was asked for."""
+
+    allocated_bytes: float
+    reserved_bytes: float
+    device_bytes: float
+    capacity_bytes: float
+    arch: str
+    gpus: int
+    step_s: float | None = None
+    samples: float = 0.0  # per step, whole run
+    tokens: float = 0.0
+    model_flops: float = 0.0  # per step, whole run, attention counted in full
+    causal_model_flops: float = 0.0
+    hardware_flops: float = 0.0
+    peak_flops_per_s: float = 0.0
+
+    def memory(self, meter: str) -> float:
+        """The bytes a meter of that kind would show."""
+        return {
+            "allocated": self.allocated_bytes,
+            "reserved": self.reserved_bytes,
+            "device": self.device_bytes,
+        }[meter]
+
+
+Estimator = Callable[[Job, bool], Estimate]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured quantity beside its estimate, both in `unit`."""
+
+    id: str
+    quantity: str
+    measured: float
+    estimated: float
+    unit: str
+    group: str
+    framework: str
+    stack: str
+    gpu: str
+    arch: str
+    model: str
+    quality: str
+    meter: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ratio(self) -> float:
+        """Estimated over measured."""
+        return self.estimated / self.measured
+
+    @property
+    def error(self) -> float:
+        """Signed relative error."""
+        return self.ratio - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A measured quantity that was not compared, and why."""
+
+    id: str
+    quantity: str
+    reason: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class FitCase:
+    """A run known to fit or not, and what the estimate says of the memory it needs."""
+
+    id: str
+    group: str
+    fitted: bool
+    needed_bytes: float
+    capacity_bytes: float
+
+    @property
+    def right(self) -> bool:
+        """Whether the estimate agrees."""
+        return (self.needed_bytes <= self.capacity_bytes) == self.fitted
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Errors of a set of points: over groups of equal weight, and over rows."""
+
+    rows: int
+    groups: int
+    median_abs: float | None
+    p90_abs: float | None
+    signed_median: float | None
+    median_abs_rows: float | None
+    p90_abs_rows: float | None
+    signed_median_rows: float | None
+    skipped: int = 0
+
+    def document(self) -> dict[str, Any]:
+        """The same for a JSON document."""
+        return {
+            "rows": self.rows,
+            "groups": self.groups,
+            "median_abs": _rounded(self.median_abs),
+            "p90_abs": _rounded(self.p90_abs),
+            "signed_median": _rounded(self.signed_median),
+            "median_abs_rows": _rounded(self.median_abs_rows),
+            "p90_abs_rows": _rounded(self.p90_abs_rows),
+            "signed_median_rows": _rounded(self.signed_median_rows),
+            "skipped": self.skipped,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Every comparison made, every one that was not, and the statistics of both."""
+
+    rows: int  # read and selected
+    points: tuple[Point, ...]
+    skipped: tuple[Skipped, ...]
+    fits: tuple[FitCase, ...]
+    quantities: tuple[str, ...] = QUANTITIES
+    files: tuple[str, ...] = field(default=())
+
+    def of(self, quantity: str) -> tuple[Point, ...]:
+        """The points of one quantity."""
+        return tuple(point for point in self.points if point.quantity == quantity)
+
+    def summary(self, quantity: str) -> Statistics:
+        """The statistics of one quantity over everything."""
+        left_out = sum(1 for one in self.skipped if one.quantity == quantity)
+        return statistics(self.of(quantity), skipped=left_out)
+
+    def breakdown(self, quantity: str, part: str) -> dict[str, Statistics]:
+        """The statistics by group, framework, arch, gpu or model, the largest error first."""
+        cells: dict[str, list[Point]] = {}
+        for point in self.of(quantity):
+            cells.setdefault(getattr(point, part), []).append(point)
+        found = {name: statistics(points) for name, points in cells.items()}
+        return dict(sorted(found.items(), key=lambda item: -(item[1].median_abs or 0.0)))
+
+    def reasons(self, quantity: str | None = None) -> dict[str, int]:
+        """How many rows were skipped for each reason, the commonest first."""
+        counts: dict[str, int] = {}
+        for one in self.skipped:
+            if quantity is None or one.quantity == quantity:
+                counts[one.reason] = counts.get(one.reason, 0) + 1
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+    @property
+    def rows_skipped(self) -> int:
+        """Rows with something measured of which nothing was compared."""
+        compared = {point.id for point in self.points}
+        return len({one.id for one in self.skipped} - compared)
+
+    def broken(self, bounds: Bounds | None = None) -> tuple[str, ...]:
+        """The promises these comparisons break, as sentences."""
+        promised = bounds or Bounds()
+        out = []
+        for quantity, limit in (
+            ("peak_memory", promised.peak_memory_median),
+            ("throughput", promised.throughput_median),
+        ):
+            median = self.summary(quantity).median_abs
+            if quantity in self.quantities and median is not None and median > limit:
+                out.append(f"{quantity}: median error {median:.1%} is above {limit:.0%}")
+        if self.rows and self.rows_skipped > promised.skipped * self.rows:
+            out.append(f"{self.rows_skipped} of {self.rows} rows skipped, above {promised.skipped:.0%}")
+        return tuple(out)
+
+    def document(self) -> dict[str, Any]:
+        """The report as a JSON document. Ratios and errors are fractions."""
+        summary: dict[str, Any] = {}
+        for quantity in self.quantities:
+            summary[quantity] = self.summary(quantity).document() | {
+                f"by_{part}": {
+                    name: found.document() for name, found in sorted(self.breakdown(quantity, part).items())
+                }
+                for part in ("framework", "arch", "group")
+            }
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "rows": self.rows,
+            "rows_skipped": self.rows_skipped,
+            "summary": summary,
+            "fits": fit_counts(self.fits),
+            "skip_reasons": {quantity: self.reasons(quantity) for quantity in self.quantities},
+            "points": [_point_document(point) for point in self.points],
+            "skipped": [
+                {"id": one.id, "quantity": one.quantity, "reason": one.reason, "group": one.group}
+                for one in self.skipped
+            ],
+        }
+
+
+def _point_document(point: Point) -> dict[str, Any]:
+    return {
+        "id": point.id,
+        "quantity": point.quantity,
+        "measured": point.measured,
+        "estimated": point.estimated,
+        "ratio": round(point.ratio, 6),
+        "unit": point.unit,
+        "group": point.group,
+        "framework": point.framework,
+        "stack": point.stack,
+        "gpu": point.gpu,
+        "arch": point.arch,
+        "model": point.model,
+        "quality": point.quality,
+        "meter": point.meter,
+        "notes": list(point.notes),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+# -- statistics -----------------------------------------------------------------------------------
+
+
+def weighted_quantile(values: Sequence[float], weights: Sequence[float], q: float) -> float:
+    """The value at which the cumulated weight passes q of the whole; halfway where it falls on an edge."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    goal = q * sum(weights)
+    reached = 0.0
+    for place, i in enumerate(order):
+        reached += weights[i]
+        if abs(reached - goal) <= 1e-9 * max(goal, 1.0) and place + 1 < len(order):
+            return (values[i] + values[order[place + 1]]) / 2
+        if reached > goal:
+            return values[i]
+    return values[order[-1]]
+
+
+def statistics(points: Sequence[Point], *, skipped: int = 0) -> Statistics:
+    """Median and 90th percentile of the absolute error, and the signed median, both ways of weighing."""
+    if not points:
+        return Statistics(0, 0, None, None, None, None, None, None, skipped)
+    sizes: dict[str, int] = {}
+    for point in points:
+        sizes[point.group] = sizes.get(point.group, 0) + 1
+    signed = [point.error for point in points]
+    absolute = [abs(error) for error in signed]
+    equal = [1.0 / sizes[point.group] for point in points]
+    each = [1.0] * len(points)
+    return Statistics(
+        rows=len(points),
+        groups=len(sizes),
+        median_abs=weighted_quantile(absolute, equal, 0.5),
+        p90_abs=weighted_quantile(absolute, equal, 0.9),
+        signed_median=weighted_quantile(signed, equal, 0.5),
+        median_abs_rows=weighted_quantile(absolute, each, 0.5),
+        p90_abs_rows=weighted_quantile(absolute, each, 0.9),
+        signed_median_rows=weighted_quantile(signed, each, 0.5),
+        skipped=skipped,
+    )
+
+
+def fit_counts(cases: Sequence[FitCase]) -> dict[str, int]:
+    """How often the verdict agrees with what happened."""
+    return {
+        "rows": len(cases),
+        "right": sum(case.right for case in cases),
+        "says_fits_ran_out": sum(not case.right and not case.fitted for case in cases),
+        "says_too_large_ran": sum(not case.right and case.fitted for case in cases),
+        "ran_out": sum(not case.fitted for case in cases),
+    }
+
+
+# -- what a row measured --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A measured speed: its value, unit, and how an estimate is expressed the same way."""
+
+    value: float
+    unit: str
+    of: Callable[[Estimate], float]
+    source: str
+
+
+def speed_of(row: Row) -> Reading | Skip | None:
+    """The speed a row states. Where it states several: tokens, then samples, step time, TFLOPs, MFU.
+
+    None when the row states none.
+    """
+    m = row.measured
+    if is_number(m.get("tokens_per_s_per_gpu")):
+        return Reading(m["tokens_per_s_per_gpu"], "tokens/s/GPU", _tokens_rate, "tokens_per_s_per_gpu")
+    if is_number(m.get("samples_per_s")):
+        return Reading(m["samples_per_s"], "samples/s", _samples_rate, "samples_per_s")
+    if is_number(m.get("step_time_s")):
+        return Reading(1.0 / m["step_time_s"], "steps/s", _steps_rate, "step_time_s")
+    if is_number(m.get("tflops_per_gpu")):
+        rate = _FLOPS.get(str(m.get("tflops_kind")))
+        if rate is None:
+            return Skip("measured.tflops_kind not stated")
+        return Reading(m["tflops_per_gpu"], "TFLOP/s/GPU", rate, "tflops_per_gpu")
+    for key in ("mfu", "hfu"):
+        if is_number(m.get(key)):
+            return Reading(m[key], "fraction of peak", _UTILISATION[key], key)
+    if m.get("microbatch_iter_time_s") is not None:
+        return Skip("measured.microbatch_iter_time_s is at the mean sample length, not at run.seq_len")
+    if m.get("wall_hours") is not None or m.get("gpu_hours") is not None:
+        return Skip("run.tokens not stated, so hours give no speed")
+    return None
+
+
+def _per_second(amount: float, e: Estimate) -> float:
+    assert e.step_s is not None
+    return amount / e.step_s
+
+
+def _tokens_rate(e: Estimate) -> float:
+    return _per_second(e.tokens, e) / e.gpus
+
+
+def _samples_rate(e: Estimate) -> float:
+    return _per_second(e.samples, e)
+
+
+def _steps_rate(e: Estimate) -> float:
+    return _per_second(1.0, e)
+
+
+def _flops_rate(name: str, scale: float) -> Callable[[Estimate], float]:
+    def rate(e: Estimate) -> float:
+        return _per_second(float(getattr(e, name)), e) / e.gpus / scale
+
+    return rate
+
+
+_FLOPS = {
+    "model": _flops_rate("model_flops", 1e12),
+    "model-causal": _flops_rate("causal_model_flops", 1e12),
+    "hardware": _flops_rate("hardware_flops", 1e12),
+}
+
+
+def _utilisation(name: str) -> Callable[[Estimate], float]:
+    rate = _flops_rate(name, 1.0)
+
+    def share(e: Estimate) -> float:
+        return rate(e) / e.peak_flops_per_s
+
+    return share
+
+
+_UTILISATION = {"mfu": _utilisation("model_flops"), "hfu": _utilisation("hardware_flops")}
+
+
+# -- estimating -----------------------------------------------------------------------------------
+
+
+class Planner:
+    """Estimates jobs with the planner; models and clusters are built once per distinct value."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self._subjects: dict[str, Subject] = {}
+        self._clusters: dict[str, Cluster] = {}
+        self._done: dict[tuple[str, str, str, bool], Estimate] = {}
+
+    def __call__(self, job: Job, speed: bool) -> Estimate:
+        """The estimate of a job; `speed` False leaves the step time out. Raises GpucalcError."""
+        if not isinstance(job.run, TrainRun):
+            raise InputError("only training runs are compared", key="run.task", given=job.run.task)
+        model, gpus = repr(job.model), str(job.gpus)
+        kept = job.run.model_copy(update={"precision_detail": None, "workload": None, "stack": None})
+        key = (model, gpus, repr(kept), speed)
+        if key not in self._done:
+            self._done[key] = self._estimate(
+                self._subject(job, model), self._cluster(job, gpus), job.run, speed
+            )
+        return self._done[key]
+
+    def _subject(self, job: Job, key: str) -> Subject:
+        if key not in self._subjects:
+            stated = job.model
+            spec = (
+                self.catalog.model(stated) if isinstance(stated, str) else ModelSpec.read(stated, key="model")
+            )
+            self._subjects[key] = Subject.of(spec)
+        return self._subjects[key]
+
+    def _cluster(self, job: Job, key: str) -> Cluster:
+        if key not in self._clusters:
+            self._clusters[key] = self.catalog.cluster(job.fleet.parts, job.system)
+        return self._clusters[key]
+
+    def _estimate(self, subject: Subject, cluster: Cluster, stated: TrainRun, speed: bool) -> Estimate:
+        run, _ = settle(stated)
+        graph, pool = subject.graph, cluster.pools[0]
+        layout, _ = resolve_layout(run, graph, gpus=cluster.count)
+        recipe = resolve_recipe(run, graph)
+        peak = memory_peak(graph, layout, recipe, hopper_or_later=hopper_or_later(pool))
+        memory: dict[str, Any] = {
+            "allocated_bytes": allocated_peak(peak.tree),
+            "reserved_bytes": reserved_peak(peak.tree),
+            "device_bytes": float(peak.needed.value),
+            "capacity_bytes": float(pool.gpu.usable_memory().value),
+            "arch": pool.gpu.arch,
+            "gpus": layout.world,
+        }
+        if not speed:
+            return Estimate(**memory)
+        rate = pool.gpu.peak(recipe.math)
+        if rate is None:
+            raise InputError(
+                f"{pool.gpu.name} has no {recipe.math} rate", key="run.precision", given=run.precision
+            )
+        step = step_time(graph, layout, recipe, cluster)
+        linear, attention = (float(part) for part in sample_flops(graph, recipe))
+        mixer = graph.trunk.blocks[0].mixer if graph.stacks else None
+        whole = (
+            2.0 if isinstance(mixer, Attention) and mixer.causal else 1.0
+        )  # causal halves are counted once
+        batch = layout.global_batch
+        model = 3.0 * batch * (linear + whole * attention)
+        return Estimate(
+            **memory,
+            step_s=float(step.value),
+            samples=float(batch),
+            tokens=float(batch * sample_tokens(graph, recipe)),
+            model_flops=model,
+            causal_model_flops=3.0 * batch * (linear + attention),
+            hardware_flops=model * (4.0 / 3.0 if recipe.recompute == "full" else 1.0),
+            peak_flops_per_s=float(rate.value),
+        )
+
+
+# -- the comparison -------------------------------------------------------------------------------
+
+
+def validate(
+    paths: Iterable[str | Path] = (),
+    *,
+    catalog: Catalog,
+    quantities: Sequence[str] = QUANTITIES,
+    where: Mapping[str, str] | None = None,
+    estimator: Estimator | None = None,
+    conventions: Conventions | None = None,
+) -> Report:
+    """Compare the runs in these files, the shipped ones by default, with their estimates.
+
+    `where` keeps the rows whose field has the value (text may hold *): group, framework, gpu, model,
+    quality, or any dotted path. Raises InputError for files or filters that cannot be used.
+    """
+    for quantity in quantities:
+        if quantity not in QUANTITIES:
+            raise InputError("no such quantity", where="--quantity", given=quantity, legal=QUANTITIES)
+    files = [Path(path) for path in paths] or list(shipped(catalog))
+    if not files:
+        raise InputError("the catalogue holds no measurements", legal="files of measured runs")
+    rows = [row for row in read_rows(files) if _selected(row, where or {})]
+    known = conventions if conventions is not None else conventions_of(catalog)
+    report = compare(
+        rows,
+        normaliser=Normaliser(catalog, known),
+        estimator=estimator or Planner(catalog),
+        quantities=tuple(quantities),
+    )
+    return Report(
+        report.rows,
+        report.points,
+        report.skipped,
+        report.fits,
+        report.quantities,
+        tuple(str(path) for path in files),
+    )
+
+
+def parse_where(texts: Iterable[str]) -> dict[str, str]:
+    """The filters in `--where key=value` flags. Raises InputError."""
+    out: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise InputError("is not KEY=VALUE", where="--where", given=text, legal="such as group=lfoundry")
+        out[key.strip()] = value.strip()
+    return out
+
+
+_SHORT = {"framework": "run.framework", "precision": "run.precision", "stack": "run.stack"}
+
+
+def _selected(row: Row, where: Mapping[str, str]) -> bool:
+    return all(fnmatchcase(_field(row, key).casefold(), value.casefold()) for key, value in where.items())
+
+
+def _field(row: Row, key: str) -> str:
+    if key == "group":
+        return row.group
+    if key == "gpu":
+        return _gpu(row)
+    if key == "model":
+        return _model(row)
+    value = row.get(_SHORT.get(key, key))
+    return "" if value is None else str(value)
+
+
+def _gpu(row: Row) -> str:
+    return str(row.data.get("gpus") or "").lstrip("0123456789").removeprefix("x")
+
+
+def _model(row: Row) -> str:
+    model = row.data.get("model")
+    return str(model.get("name") or "unnamed") if isinstance(model, Mapping) else str(model)
+
+
+def compare(
+    rows: Sequence[Row],
+    *,
+    normaliser: Normaliser,
+    estimator: Estimator,
+    quantities: Sequence[str] = QUANTITIES,
+) -> Report:
+    """Every row against its estimate."""
+    points: list[Point] = []
+    skipped: list[Skipped] = []
+    fits: list[FitCase] = []
+    for row in rows:
+        meter = normaliser.meter_of(row) if "peak_memory" in quantities else None
+        speed = speed_of(row) if "throughput" in quantities else None
+        asked = [name for name, found in (("peak_memory", meter), ("throughput", speed)) if found is not None]
+        verdict = "peak_memory" in quantities and isinstance(row.measured.get("oom"), bool)
+        if not asked and not verdict:
+            continue
+
+        def skip(quantity: str, reason: str, row: Row = row) -> None:
+            skipped.append(Skipped(row.id, quantity, reason, row.group))
+
+        if isinstance(speed, Skip):
+            skip("throughput", speed.reason)
+            asked.remove("throughput")
+        ready = normaliser.job_of(row)
+        if isinstance(ready, Skip):
+            for quantity in asked:
+                skip(quantity, ready.reason)
+            continue
+        try:
+            estimate = estimator(ready.job, isinstance(speed, Reading))
+        except GpucalcError as error:
+            for quantity in asked:
+                skip(quantity, f"not estimated: {error}")
+            continue
+        if verdict:
+            fits.append(
+                FitCase(
+                    row.id,
+                    row.group,
+                    not row.measured["oom"],
+                    estimate.device_bytes,
+                    estimate.capacity_bytes,
+                )
+            )
+        if meter is not None:
+            points.append(_memory_point(row, ready, meter, estimate))
+        if isinstance(speed, Reading):
+            points.append(_speed_point(row, ready, speed, estimate))
+    return Report(len(rows), tuple(points), tuple(skipped), tuple(fits), tuple(quantities))
+
+
+def _memory_point(row: Row, ready: Ready, meter: Meter, estimate: Estimate) -> Point:
+    return Point(
+        quantity="peak_memory",
+        measured=meter.bytes,
+        estimated=estimate.memory(meter.kind),
+        unit="bytes",
+        meter=f"{meter.kind} ({meter.why})",
+        **_facts(row, ready, estimate),
+    )
+
+
+def _speed_point(row: Row, ready: Ready, reading: Reading, estimate: Estimate) -> Point:
+    return Point(
+        quantity="throughput",
+        measured=float(reading.value),
+        estimated=reading.of(estimate),
+        unit=reading.unit,
+        meter=reading.source,
+        **_facts(row, ready, estimate),
+    )
+
+
+def _facts(row: Row, ready: Ready, estimate: Estimate) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "group": row.group,
+        "framework": ready.job.run.framework,
+        "stack": str(row.run.get("stack") or row.run.get("framework")),
+        "gpu": _gpu(row),
+        "arch": estimate.arch,
+        "model": _model(row),
+        "quality": str(row.data.get("quality") or ""),
+        "notes": ready.notes,
+    }
