@@ -46,6 +46,8 @@ class Family:
     expert_bias: bool = False
     shared_expert_gate: bool = False
     dense_beside_moe: bool = False  # a dense part runs next to the experts in every layer
+    layer_scale: bool = False  # a learned factor per channel on each part's output
+    mask_token: bool = False
     ssm_norms: bool = False  # norms on dt, B and C (Jamba)
     ffn_ratio: int | None = None
     vocab: int | None = None
@@ -408,6 +410,8 @@ FAMILIES: dict[str, Family] = {
         qkv_bias=True,
         o_bias=True,
         mlp_bias=True,
+        layer_scale=True,
+        mask_token=True,
         head="body",
     ),
     "clip": Family(

@@ -187,7 +187,11 @@ def _attention(d: Draft, letter: str, hidden: int) -> Attention:
         )
     if spec.mla is not None:
         return _latent(d, letter, hidden)
-    (heads,) = d.need("heads")
+    if spec.heads is None and t.ffn_ratio and hidden % 128 == 0:
+        heads = hidden // 128
+        d.assume(f"heads not stated: {heads} of width 128")
+    else:
+        (heads,) = d.need("heads")
     kv_heads = spec.kv_heads
     if kv_heads is None:
         kv_heads = heads

@@ -105,6 +105,7 @@ _TRAITS = (
     "o_bias",
     "mlp_bias",
     "parallel_block",
+    "layer_scale",
     "norms_per_block",
     "position_kind",
     "tied_embeddings",

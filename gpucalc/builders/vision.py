@@ -22,8 +22,8 @@ _PLAIN = Family(
 )
 
 
-def _block(d: Draft, t: TowerSpec, *, causal: bool = False, scale: bool = False) -> Block:
-    layer_scale = (Vector("layer_scale", 2 * t.hidden),) if scale else ()
+def _block(d: Draft, t: TowerSpec, *, causal: bool = False) -> Block:
+    layer_scale = (Vector("layer_scale", 2 * t.hidden),) if d.traits.layer_scale else ()
     return Block(
         "full+mlp",
         attention(
@@ -73,8 +73,8 @@ def vit(d: Draft) -> Graph:
         (image,) = d.need("image_size")
     t = TowerSpec(layers=layers, hidden=hidden, heads=heads, ffn=d.ffn(), patch=patch, image=image)
     tokens = _patches(d, t) + 1
-    dino = d.key == "dinov2"
-    mask = (Vector("mask_token", hidden),) if dino else ()
+    table = spec.positions or tokens  # a checkpoint may hold a larger grid than it is run at
+    mask = (Vector("mask_token", hidden),) if d.traits.mask_token else ()
     linears: tuple[Linear, ...] = ()
     if d.traits.head == "classifier":
         classes = spec.classes
@@ -88,11 +88,11 @@ def vit(d: Draft) -> Graph:
         name="vision",
         role="vision",
         hidden=hidden,
-        blocks=(_block(d, t, scale=dino),),
+        blocks=(_block(d, t),),
         layers=(0,) * layers,
         tokens=tokens,
         inputs=(_patch_map(t, bias=True),),
-        vectors=(Vector("class_token", hidden), Vector("positions", tokens * hidden), *mask),
+        vectors=(Vector("class_token", hidden), Vector("positions", table * hidden), *mask),
         final_norm=norm("final", d.traits.norm, hidden),
     )
     return Graph(

@@ -170,6 +170,7 @@ class ModelSpec(Spec):
     mlp_bias: bool | None = None
     norm_bias: bool | None = None
     parallel_block: bool | None = None
+    layer_scale: bool | None = None
     norms_per_block: int | None = Field(default=None, ge=0)
     position_kind: Literal["rope", "rope_partial", "learned", "alibi", "relative", "none"] | None = None
 
