@@ -69,15 +69,14 @@ def test_group_bandwidth_by_hand() -> None:
     assert f.group_bus_bytes_per_s(node_bus_bytes_per_s=400e9, ranks_per_node=1, **rest) == 50e9
 
 
-def test_all_to_all_by_hand() -> None:
-    # 8 ranks, 4 per node, 800 bytes each: 300 stay inside at 100 B/s, 400 leave at 50 B/s
+def test_dispatch_by_hand() -> None:
+    # Two draws among four places reach 4 (1 - 9/16) = 1.75 of them.
+    assert f.distinct_destinations(places=4, top_k=2) == pytest.approx(1.75)
+    assert f.distinct_destinations(places=1, top_k=8) == 1
+    sent = f.dispatch_bytes(tokens=10, copies=1.75, hidden=4, element_bytes=2, away=0.5)
+    assert sent == pytest.approx(70)
     time = f.all_to_all_s(
-        message_bytes=800.0,
-        ranks=8,
-        ranks_per_node=4,
-        alpha_s=1.0,
-        intra_bytes_per_s=100.0,
-        nic_bytes_per_s=50.0,
+        inside_bytes=300.0, outside_bytes=400.0, alpha_s=1.0, intra_bytes_per_s=100.0, nic_bytes_per_s=50.0
     )
     assert time == pytest.approx(9.0)
 
@@ -86,7 +85,6 @@ def test_messages_by_hand() -> None:
     assert f.point_to_point_s(message_bytes=100.0, alpha_s=1.0, link_bytes_per_s=50.0) == 3
     assert f.tensor_parallel_message_bytes(tokens=10, hidden=4, element_bytes=2) == 80
     assert f.ring_bytes(tokens=10, kv_width=6, element_bytes=2, cp=3) == 360
-    assert f.dispatch_bytes(tokens=10, top_k=2, hidden=4, element_bytes=2) == 160
     assert f.gradient_message_bytes(params=10, element_bytes=4) == 40
     assert f.weight_message_bytes(params=10, element_bytes=2) == 20
     assert f.stage_message_bytes(tokens=10, hidden=4, element_bytes=2, divided_by=2) == 40

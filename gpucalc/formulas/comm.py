@@ -105,27 +105,13 @@ def group_bus_bytes_per_s(
 
 @formula(unit="s", source="Arithmetic: inside and outside traffic run side by side, the slower one counts")
 def all_to_all_s(
-    *,
-    message_bytes: Num,
-    ranks: Num,
-    ranks_per_node: Num,
-    alpha_s: Num,
-    intra_bytes_per_s: Num,
-    nic_bytes_per_s: Num,
+    *, inside_bytes: Num, outside_bytes: Num, alpha_s: Num, intra_bytes_per_s: Num, nic_bytes_per_s: Num
 ) -> Num:
-    """Time of an all-to-all in which every rank sends `message_bytes` in equal parts to `ranks` ranks.
+    """Time of an exchange in which every rank sends so many bytes inside its node and to other nodes.
 
     `intra_bytes_per_s` and `nic_bytes_per_s` are per rank and one way.
     """
-    return where(
-        ranks > 1,
-        alpha_s
-        + maximum(
-            message_bytes * (minimum(ranks_per_node, ranks) - 1) / ranks / intra_bytes_per_s,
-            message_bytes * (ranks - minimum(ranks_per_node, ranks)) / ranks / nic_bytes_per_s,
-        ),
-        0.0,
-    )
+    return alpha_s + maximum(inside_bytes / intra_bytes_per_s, outside_bytes / nic_bytes_per_s)
 
 
 # --- what shows ------------------------------------------------------------------------------------
@@ -190,10 +176,23 @@ def ring_bytes(*, tokens: Num, kv_width: Num, element_bytes: Num, cp: Num) -> Nu
     return tokens * kv_width * element_bytes * cp
 
 
-@formula(unit="bytes", source="Lepikhin et al. 2020 (GShard): every token goes to top_k experts")
-def dispatch_bytes(*, tokens: Num, top_k: Num, hidden: Num, element_bytes: Num) -> Num:
-    """Activations one rank sends to the experts of other ranks, and later takes back."""
-    return tokens * top_k * hidden * element_bytes
+@formula(
+    unit="bytes", source="Lepikhin et al. 2020 (GShard); one copy per destination as DeepEP and HybridEP send"
+)
+def dispatch_bytes(*, tokens: Num, copies: Num, hidden: Num, element_bytes: Num, away: Num) -> Num:
+    """Activations one rank sends to the experts of other ranks, and later takes back.
+
+    `copies` of every token leave for `away`, the share of destinations that are not the sender's own.
+    """
+    return tokens * copies * hidden * element_bytes * away
+
+
+@formula(
+    unit="count", source="Expected number of distinct places among `places` that `top_k` even draws reach"
+)
+def distinct_destinations(*, places: Num, top_k: Num) -> Num:
+    """Ranks or nodes a token is sent to when experts that share one get a single copy (DeepEP, HybridEP)."""
+    return places * (1 - (1 - 1 / places) ** top_k)
 
 
 @formula(unit="bytes", source="Rajbhandari et al. 2020")

@@ -155,6 +155,14 @@ def in_step_efficiency(*, alone: Num, training_efficiency: Num) -> Num:
     return alone * training_efficiency
 
 
+@formula(
+    unit="fraction", source="Derived: fp8 and 16-bit products of the same inference stack differ by the casts"
+)
+def unquantised_efficiency(*, measured: Num, wide: Num, fp8: Num) -> Num:
+    """Share of the low-precision peak without the casts that the measured share includes."""
+    return measured * wide / fp8
+
+
 @formula(unit="s", source="Arithmetic")
 def repeated_s(*, each_s: Num, times: Num) -> Num:
     """Time of the same work done `times` times."""

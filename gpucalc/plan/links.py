@@ -52,7 +52,7 @@ class Links:
             else compute("bus_factor", comm.gather_bus_factor, ranks=ranks)
         )
         nodes = comm.group_nodes(ranks=ranks, stride=stride, domain=self.island)
-        inside = _within(self.cluster.intra, op, ranks)
+        inside = _terms(self.cluster.intra, op, ranks)
         if self.cluster.inter is None or (is_scalar(nodes) and nodes <= 1):
             self._check(nodes)
             terms = inside
@@ -70,11 +70,13 @@ class Links:
             bus_bytes_per_s=terms.bandwidth,
         )
 
-    def all_to_all(self, name: str, message: Any, *, ranks: Num, stride: Num) -> Line:
-        """Time of an exchange in which every rank sends `message` bytes in equal parts."""
+    def dispatch(
+        self, name: str, *, tokens: Num, top_k: Num, hidden: Num, element_bytes: Num, ranks: Num, stride: Num
+    ) -> Line:
+        """Time to send every token to its experts: one copy per destination rank, one per other node."""
         nodes = comm.group_nodes(ranks=ranks, stride=stride, domain=self.island)
         per_node = comm.group_ranks_per_node(ranks=ranks, stride=stride, domain=self.island)
-        inside = _within(self.cluster.intra, "alltoall", per_node)
+        inside = _terms(self.cluster.intra, "alltoall", per_node)
         if self.cluster.inter is None or (is_scalar(nodes) and nodes <= 1):
             self._check(nodes)
             card, alpha = inside.bandwidth, inside.alpha
@@ -82,12 +84,19 @@ class Links:
             card = _terms(self.inter, "send_recv", nodes).bandwidth
             across = _terms(self.inter, "alltoall", nodes)
             alpha = across.alpha if is_scalar(nodes) else _either(nodes, inside, across).alpha
+        load = {"tokens": tokens, "hidden": hidden, "element_bytes": element_bytes}
+        # Copies that arrive from other nodes are handed on inside, so the links inside carry them all.
+        copies = compute("copies", comm.distinct_destinations, places=ranks, top_k=top_k)
+        crossing = compute("copies", comm.distinct_destinations, places=nodes, top_k=top_k)
         return compute(
             name,
             comm.all_to_all_s,
-            message_bytes=message,
-            ranks=ranks,
-            ranks_per_node=per_node,
+            inside_bytes=compute(
+                "inside", comm.dispatch_bytes, copies=copies, away=(per_node - 1) / per_node, **load
+            ),
+            outside_bytes=compute(
+                "outside", comm.dispatch_bytes, copies=crossing, away=(nodes - 1) / nodes, **load
+            ),
             alpha_s=alpha,
             intra_bytes_per_s=inside.bandwidth,
             nic_bytes_per_s=card,
@@ -133,10 +142,6 @@ class _Terms:
     alpha: Line
     bandwidth: Line
     ramp: Line
-
-
-def _within(spec: CollectiveSpec, op: str, ranks: Num) -> _Terms:
-    return _terms(spec, op, ranks)
 
 
 def _terms(spec: CollectiveSpec, op: str, size: Num) -> _Terms:

@@ -313,15 +313,17 @@ def _expert_parallel(block: Block, shape: Shape, layout: Layout, recipe: Recipe,
     part = block.ffn
     if not isinstance(part, Moe) or (is_scalar(layout.ep) and layout.ep == 1):
         return None
-    message = compute(
-        "message",
-        comm.dispatch_bytes,
+    exchange = links.dispatch(
+        "dispatch",
         tokens=shape.tokens / layout.tp * layout.etp,
         top_k=part.top_k,
         hidden=part.latent or part.hidden,
         element_bytes=recipe.activation_bytes,
+        ranks=layout.ep,
+        stride=layout.etp,
     )
-    exchange = links.all_to_all("all_to_all", message, ranks=layout.ep, stride=layout.etp)
+    if not is_scalar(layout.ep):
+        exchange = compute("dispatch", f.repeated_s, each_s=exchange, times=where(layout.ep > 1, 1, 0))
     again = 2 if recipe.recompute == "full" else 0
     return compute("expert_parallel", f.repeated_s, each_s=exchange, times=4 + again)
 

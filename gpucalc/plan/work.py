@@ -66,13 +66,13 @@ class Device:
         bandwidth = gpu.memory_bandwidth.line("memory_bandwidth")
         training = kernels.training_efficiency.line("training_efficiency")
 
-        def rates(rate: KernelRate, math: str, share: str) -> dict[str, Any]:
+        def rates(rate: KernelRate, math: str, share: str, alone: Line | None = None) -> dict[str, Any]:
             return {
                 "peak_flops_per_s": _peak(gpu, math),
                 share: compute(
                     share,
                     f.in_step_efficiency,
-                    alone=rate.mfu_max.line("alone"),
+                    alone=alone if alone is not None else rate.mfu_max.line("alone"),
                     training_efficiency=training,
                 ),
                 "bandwidth_bytes_per_s": bandwidth,
@@ -81,6 +81,8 @@ class Device:
                 "overhead_s": rate.overhead.line("overhead"),
             }
 
+        plain = _gemm(kernels, wide)
+        unquantised = _unquantised(kernels, recipe.math, plain) if low else None
         attention_math = wide if wide in ("fp16", "bf16") else recipe.math
         attention = rates(kernels.attention, attention_math, "efficiency")
         backward = dict(attention)
@@ -93,8 +95,8 @@ class Device:
         return cls(
             gpu=gpu,
             kernels=kernels,
-            matrix=rates(_gemm(kernels, recipe.math), recipe.math, "mfu_max"),
-            wide=rates(_gemm(kernels, wide), wide, "mfu_max"),
+            matrix=rates(plain, recipe.math, "mfu_max", unquantised),
+            wide=rates(plain, wide, "mfu_max"),
             attention=attention,
             attention_backward=backward,
             traffic={
@@ -125,6 +127,21 @@ def _gemm(kernels: KernelSpec, math: str) -> KernelRate:
             "no kernel rate for that precision", where=kernels.id, given=math, legal=sorted(kernels.gemm)
         )
     return kernels.gemm[math]
+
+
+def _unquantised(kernels: KernelSpec, math: str, plain: KernelRate) -> Line:
+    """Share of the low-precision peak a product reaches when its operands are already cast.
+
+    The catalogue's low-precision constants include the inference stacks' casts; here casts are counted
+    apart, so what they cost is taken out: as much as fp8 loses against 16 bits in the same stack.
+    """
+    return compute(
+        "alone",
+        f.unquantised_efficiency,
+        measured=_gemm(kernels, math).mfu_max.line("measured"),
+        wide=plain.mfu_max.line("wide"),
+        fp8=_gemm(kernels, "fp8").mfu_max.line("fp8"),
+    )
 
 
 @dataclass(slots=True)
@@ -267,6 +284,10 @@ def linear_lines(
     result = recipe.activation_bytes
     flops = compute("flops", f.linear_flops, tokens=rows, inputs=inputs, outputs=outputs, active=1)
     shape = {"rows": rows, "inputs": inputs, "outputs": outputs, "matrices": matrices}
+    if linear.shard is Shard.EXPERT:  # every expert's product is a call of its own
+        rates = rates | {
+            "overhead_s": compute("overhead", f.repeated_s, each_s=rates["overhead_s"], times=matrices)
+        }
     moved = compute("bytes", f.gemm_bytes, operand_bytes=operand, result_bytes=result, **shape)
     forward = compute(linear.name, f.gemm_s, flops=flops, bytes_moved=moved, **rates)
     back_moved = compute(
