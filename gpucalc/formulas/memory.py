@@ -100,6 +100,15 @@ def fsdp_end_bytes(*, root_params: Num, layer_params: Num, element_bytes: Num, r
     )
 
 
+@formula(
+    unit="bytes",
+    source="torchtitan pipeline runs: gradients are reduced once a step, after the last micro-batch",
+)
+def fsdp_accumulated_gradient_bytes(*, params: Num, reduce_bytes: Num) -> Num:
+    """Whole gradients kept over micro-batches while FSDP does not reduce them."""
+    return params * reduce_bytes
+
+
 @formula(unit="bytes", source=MEGATRON)
 def dummy_weight_gradient_bytes(*, matmul_params: Num, tp: Num) -> Num:
     """One 16-bit buffer per distinct weight shape, kept by gradient-accumulation fusion."""

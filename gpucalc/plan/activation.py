@@ -51,6 +51,8 @@ def layer_line(block: Block, recipe: Recipe, *, seq_len: int, memory_tokens: flo
         )
     if recipe.adapters is not None:
         parts.extend(_adapter_lines(block, recipe.adapters))
+        if recipe.adapters.keeps_frozen_inputs:
+            parts.extend(_frozen_input_lines(block, recipe))
     return total("saved_per_token", tuple(parts), unit="bytes/token")
 
 
@@ -135,7 +137,7 @@ def _inputs(
 ) -> list[Line]:
     """The input that linears of that width read: one tensor, or one cast copy each under autocast."""
     readers = sum(1 for linear in linears if linear.inputs == width)
-    if recipe.kernels == "compiled" or readers == 0:  # recomputed from the norm's input
+    if readers == 0:
         return []
     copies = readers if recipe.autocast else distinct
     low = recipe.kernels == "fused" and recipe.math in ("fp8", "fp4")
@@ -302,24 +304,41 @@ def _ffn_lines(ffn: FeedForward, block: Block, recipe: Recipe, frozen: bool) -> 
 
 def _expert_tensors(ffn: Moe, recipe: Recipe) -> int:
     if ffn.gated:
-        return {"eager": 4, "fused": 3, "compiled": 2}[recipe.kernels]
+        return 4 if recipe.kernels == "eager" else 3
     return PLAIN_MLP_TENSORS.get(ffn.activation, 2) if recipe.kernels == "eager" else 2
 
 
 def _mlp_line(name: str, ffn: int, gated: bool, activation: str, recipe: Recipe, frozen: bool) -> Line:
     size = recipe.activation_bytes
     if gated:
-        if recipe.kernels == "compiled":
-            return compute(name, act.compiled_gated_mlp_saved_bytes, ffn=ffn, activation_bytes=size)
-        if recipe.kernels == "fused" or frozen:
+        if recipe.kernels != "eager" or frozen:
             return compute(name, act.fused_gated_mlp_saved_bytes, ffn=ffn, activation_bytes=size)
         return compute(name, act.gated_mlp_saved_bytes, ffn=ffn, activation_bytes=size)
     tensors = PLAIN_MLP_TENSORS.get(activation, 2)
     if recipe.kernels != "eager":
         tensors = min(tensors, 2)
-    if recipe.kernels == "compiled":
-        tensors = 1
     return compute(name, act.plain_mlp_saved_bytes, ffn=ffn, activation_bytes=size, tensors=tensors)
+
+
+def _frozen_input_lines(block: Block, recipe: Recipe) -> list[Line]:
+    """Inputs of quantised linears: bitsandbytes keeps them though the weight is frozen, once per tensor."""
+    lines: list[Line] = []
+    for part, name in ((block.mixer, "mixer"), (block.ffn, "mlp")):
+        if part is None:
+            continue
+        for width in dict.fromkeys(linear.inputs for linear in part.linears):
+            if isinstance(part, Attention) and width == part.heads * part.v_dim != part.hidden:
+                continue  # the attention output is kept already
+            lines.append(
+                compute(
+                    f"{name}_frozen_input_{width}",
+                    act.linear_input_saved_bytes,
+                    width=width,
+                    element_bytes=recipe.activation_bytes,
+                    copies=1,
+                )
+            )
+    return lines
 
 
 def _adapter_lines(block: Block, adapters: Adapters) -> list[Line]:
@@ -329,6 +348,17 @@ def _adapter_lines(block: Block, adapters: Adapters) -> list[Line]:
             continue
         for linear in part.linears:
             if linear.name in adapters.targets:
+                if adapters.kind == "adapter_v2":  # a scale and a bias on the output
+                    lines.append(
+                        compute(
+                            f"scaled_{linear.name}",
+                            act.linear_input_saved_bytes,
+                            width=linear.outputs,
+                            element_bytes=adapters.element_bytes,
+                            copies=1,
+                        )
+                    )
+                    continue
                 inputs: Any = linear.inputs
                 lines.append(
                     compute(

@@ -57,6 +57,10 @@ class Adapters:
     dropout: bool
     base_bytes_per_param: float  # of the frozen linears: 2, or what a quantised base takes
     trained_embeddings: bool
+    kind: str  # lora | adapter (prompt vectors, no matrices on the linears) | adapter_v2 (scale and bias)
+    quantised: bool
+    keeps_frozen_inputs: bool  # the quantised kernel saves its input though the weight is frozen
+    keeps_dequantised: bool  # the dequantised weights of the layer at hand stay until its backward is done
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ class Recipe:
     cached_fp8_weights: bool  # TransformerEngine keeps fp8 copies beside 16-bit weights
     wrapped_root: bool  # FSDP: embedding and head stay gathered in the root group
     reshard: bool  # FSDP: gathered weights are freed after forward
+    gathered_tp_inputs: bool  # tensor-parallel linears keep their gathered, whole input
     offload: tuple[str, ...]  # any of optimizer, gradients, parameters, activations
 
     @property

@@ -212,18 +212,35 @@ class _Stage:
         recipe = self.recipe
         if "gradients" in recipe.offload:
             return ()
-        if recipe.adapters is not None:
-            return (
-                compute(
-                    "gradients",
-                    mem.gradient_bytes,
-                    params=self.trained_params(),
-                    element_bytes=recipe.adapters.element_bytes,
-                    shard=self.layout.shard,
-                    zero_stage=self.layout.zero_stage,
-                ),
+        if recipe.adapters is None:
+            return (self._split("gradients", mem.gradient_bytes, element_bytes=recipe.gradient_bytes),)
+        parts = tuple(
+            compute(
+                name,
+                mem.gradient_bytes,
+                params=params,
+                element_bytes=size,
+                shard=self.layout.shard,
+                zero_stage=self.layout.zero_stage,
             )
-        return (self._split("gradients", mem.gradient_bytes, element_bytes=recipe.gradient_bytes),)
+            for name, params, size in self.trained_parts()
+        )
+        return (total("gradients", parts, unit="bytes"),)
+
+    def trained_parts(self) -> tuple[tuple[str, float, int], ...]:
+        """Adapters, and the tables where they are trained too: name, parameters, element size.
+
+        Trained copies of the tables keep the base's type; adapters have their own.
+        """
+        recipe, adapters = self.recipe, self.recipe.adapters
+        assert adapters is not None
+        parts: tuple[tuple[str, float, int], ...] = (
+            ("adapters", self.adapter_params(), adapters.element_bytes),
+        )
+        if adapters.trained_embeddings:
+            tables = (self.stage.embedding.sharded + self.stage.head.sharded) / self.layout.tp
+            parts += (("tables", tables, recipe.compute_bytes),)
+        return parts
 
     def adapter_params(self) -> float:
         """Parameters of this stage's LoRA matrices."""
@@ -240,11 +257,10 @@ class _Stage:
         )
 
     def trained_params(self) -> float:
-        """Adapters, and the embedding and head where they are trained too."""
-        adapters = self.recipe.adapters
-        assert adapters is not None
-        tables = self.stage.embedding.sharded + self.stage.head.sharded if adapters.trained_embeddings else 0
-        return self.adapter_params() + tables / self.layout.tp
+        """Parameters that get gradients."""
+        if self.recipe.adapters is None:
+            return self.dense + self.expert
+        return sum(params for _, params, _ in self.trained_parts())
 
     def adapter_states(self) -> tuple[Line, ...]:
         recipe, adapters, layout = self.recipe, self.recipe.adapters, self.layout
@@ -270,25 +286,33 @@ class _Stage:
                     shard=layout.shard,
                     zero_stage=layout.zero_stage,
                 ),
-                compute(
-                    "adapters",
-                    mem.weight_bytes,
-                    params=self.adapter_params(),
-                    parameter_bytes=adapters.element_bytes,
-                    shard=layout.shard,
-                    zero_stage=layout.zero_stage,
+                *(
+                    compute(
+                        name,
+                        mem.weight_bytes,
+                        params=params,
+                        parameter_bytes=size,
+                        shard=layout.shard,
+                        zero_stage=layout.zero_stage,
+                    )
+                    for name, params, size in self.trained_parts()
                 ),
             ),
             unit="bytes",
         )
-        optimizer = compute(
-            "optimizer_states",
-            mem.optimizer_state_bytes,
-            params=self.trained_params(),
-            bytes_per_param=recipe.optimizer_bytes,
-            shard=layout.shard,
-            zero_stage=layout.zero_stage,
+        # States take the type of what they belong to; optimizer_bytes is that of the adapters.
+        states = tuple(
+            compute(
+                name,
+                mem.optimizer_state_bytes,
+                params=params,
+                bytes_per_param=recipe.optimizer_bytes * size / adapters.element_bytes,
+                shard=layout.shard,
+                zero_stage=layout.zero_stage,
+            )
+            for name, params, size in self.trained_parts()
         )
+        optimizer = total("optimizer_states", states, unit="bytes")
         return (frozen, optimizer)
 
     def load_extra(self) -> tuple[Line, ...]:
@@ -307,7 +331,7 @@ class _Stage:
 
     def buffers(self) -> tuple[Line, ...]:
         recipe, layout, lines = self.recipe, self.layout, []
-        trained = self.dense + self.expert if recipe.adapters is None else self.trained_params()
+        trained = self.trained_params()
         if recipe.gradient_buckets and layout.dp > 1:
             lines.append(
                 compute(
@@ -326,6 +350,15 @@ class _Stage:
                     params=trained,
                     element_bytes=recipe.compute_bytes,
                     buffers=2 if layout.zero_stage >= 3 else 1,
+                )
+            )
+        if self._gathers and not recipe.reshard and self.accumulates:
+            lines.append(
+                compute(
+                    "unsharded_gradients",
+                    mem.fsdp_accumulated_gradient_bytes,
+                    params=trained,
+                    reduce_bytes=recipe.reduce_bytes,
                 )
             )
         if recipe.framework == "megatron":
@@ -384,11 +417,18 @@ class _Stage:
                 act.layer_saved_bytes,
                 bytes_per_token=part,
                 tokens=tokens,
-                tp=self.sp if self._residual_wide(part.name, run) else self.layout.tp,
+                tp=self._shards(part.name, run),
             )
             for part in per_token.children
         )
         return total(run.block.name, parts, unit="bytes")
+
+    def _shards(self, name: str, run: LayerRun) -> int:
+        """Tensor-parallel ranks a saved part is divided over."""
+        gathered = self.recipe.gathered_tp_inputs and name in ("mixer_input", "mlp_input", "moe_input")
+        if gathered:
+            return 1
+        return self.sp if self._residual_wide(name, run) else self.layout.tp
 
     def _residual_wide(self, name: str, run: LayerRun) -> bool:
         return name in _RESIDUAL_WIDE or any(name == norm.name for norm in run.block.norms)
@@ -433,6 +473,8 @@ class _Stage:
     def activations(self) -> tuple[Line, ...]:
         lines = []
         for run in self.stage.layers:
+            if self._idle(run):
+                continue
             flight = self.in_flight if run.in_trunk else 1
             lines.append(
                 compute(
@@ -490,6 +532,10 @@ class _Stage:
             if isinstance(mixer, Attention) and mixer.rope != "none":
                 return mixer.rope_dim or mixer.qk_dim
         return 0
+
+    def _idle(self, run: LayerRun) -> bool:
+        """A vision tower beside a language model: a run over text alone does not pass it."""
+        return run.stack.role == "vision" and self.graph.trunk.role == "decoder"
 
     def rebuilt(self) -> Line | None:
         """The layer that is rebuilt while its backward runs, where recomputation drops it."""
@@ -595,7 +641,10 @@ class _Stage:
         if widest is None:
             return self.dense
         held: Params = widest.params
-        layout = self.layout
+        layout, adapters = self.layout, self.recipe.adapters
+        if adapters is not None:  # gathered as stored, in the units of the compute type
+            stored = adapters.base_bytes_per_param / self.recipe.compute_bytes
+            return (held.sharded / layout.tp + held.replicated) * stored
         return held.sharded / layout.tp + held.replicated + held.expert / (layout.ep * layout.etp)
 
     def _root_params(self) -> float:
@@ -672,6 +721,7 @@ class _Stage:
             *kept,
             *((rebuilt,) if rebuilt is not None else ()),
             *working,
+            *self.dequantised(),
             *transients,
             *(gradients if persistent else self.head_gradient()),
         )
@@ -709,6 +759,25 @@ class _Stage:
                 element_bytes=self.recipe.gradient_bytes,
                 shard=layout.shard,
                 zero_stage=layout.zero_stage,
+            ),
+        )
+
+    def dequantised(self) -> tuple[Line, ...]:
+        """16-bit weights made from a quantised base: one matrix, or the layer where autograd keeps them."""
+        recipe, adapters = self.recipe, self.recipe.adapters
+        if adapters is None or not adapters.quantised or not self.stage.layers:
+            return ()
+        run = max(self.stage.layers, key=lambda item: item.params.total)
+        sizes = [linear.inputs * linear.outputs for linear in block_linears(run.block)]
+        kept = sum(sizes) if adapters.keeps_dequantised else max(sizes)
+        return (
+            compute(
+                "dequantised_weights",
+                mem.weight_bytes,
+                params=kept / self.layout.tp,
+                parameter_bytes=recipe.compute_bytes,
+                shard=1,
+                zero_stage=0,
             ),
         )
 
@@ -819,7 +888,7 @@ class _Stage:
 
     def step_transients(self) -> tuple[Line, ...]:
         recipe, layout = self.recipe, self.layout
-        trained = self.dense + self.expert if recipe.adapters is None else self.trained_params()
+        trained = self.trained_params()
         lines = []
         if "optimizer" in recipe.offload:
             return ()

@@ -188,7 +188,9 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
     attention = run.attention or "sdpa"
     chunked = run.fused_loss and framework != "megatron"
     megatron_fusion = framework == "megatron" and (run.fused_loss or attention == "flash")
-    fused = megatron_fusion or kernels == "compiled"
+    # torchtitan compiles the loss too, but not when vocabulary parallelism runs it through DTensor.
+    titan_fusion = framework == "torchtitan" and run.compile and run.tp == 1
+    fused = megatron_fusion or titan_fusion
     recompute, scope = _recompute(run)
     offload = tuple(_OFFLOADED[run.offload])
     foreach = run.optimizer in ("adamw", "adam") and framework in ("ddp", "hf", "fsdp")
@@ -216,8 +218,10 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         dropout=run.dropout if run.dropout is not None else graph.family in DROPOUT_FAMILIES,
         gradient_buckets=framework in ("ddp", "hf") and not run.gradient_as_bucket_view,
         cached_fp8_weights=framework == "megatron" and base in LOW_PRECISION,
-        wrapped_root=framework == "fsdp",
-        reshard=run.reshard_after_forward is not False,
+        wrapped_root=framework == "fsdp" and not run.wrap_tables,
+        # torchtitan keeps weights gathered under pipeline parallelism, to gather once a step.
+        reshard=run.reshard_after_forward is not False and not (framework == "torchtitan" and run.pp != 1),
+        gathered_tp_inputs=framework == "torchtitan",
         offload=offload,
     )
 
@@ -300,7 +304,9 @@ def _adapters(run: TrainRun, graph: Graph) -> Adapters:
     assert lora is not None  # with_defaults fills it
     linears = [linear for stack in graph.stacks for block in stack.blocks for linear in block_linears(block)]
     names = {linear.name for linear in linears}
-    if lora.targets == "all-linear":
+    if lora.kind == "adapter":
+        targets: tuple[str, ...] = ()
+    elif lora.targets == "all-linear" or lora.kind == "adapter_v2":
         targets = tuple(sorted(_all_linear(linears)))
     else:
         wanted: list[str] = []
@@ -322,6 +328,10 @@ def _adapters(run: TrainRun, graph: Graph) -> Adapters:
         dropout=lora.dropout > 0,
         base_bytes_per_param=BASE_BYTES[run.quantization],
         trained_embeddings=lora.train_embeddings,
+        kind=lora.kind,
+        quantised=run.quantization is not None,
+        keeps_frozen_inputs=run.quantization in ("nf4", "nf4-double", "int8"),
+        keeps_dequantised=run.quantization == "int4-gptq",
     )
 
 

@@ -181,6 +181,7 @@ _TRAIN_KEYS: dict[str, tuple[str, ...]] = {
     "sequence_parallel": _MODEL_PARALLEL,
     "dp_shard": ("fsdp", "torchtitan", "megatron"),
     "reshard_after_forward": ("fsdp", "torchtitan"),
+    "wrap_tables": ("fsdp", "torchtitan"),
     "gradient_as_bucket_view": ("ddp", "hf"),
 }
 _STAGES: dict[str, tuple[int, ...]] = {
@@ -275,6 +276,9 @@ class TrainRun(Spec):
         default=None, description="whether dropout is active; unset: as the model says"
     )
     gradient_as_bucket_view: Flag = False
+    wrap_tables: Flag = Field(
+        default=False, description="FSDP: embedding and output layer are wrapped on their own"
+    )
     reshard_after_forward: Flag | None = Field(default=None, description="false: as zero_stage 2")
     offload: Annotated[str, _named(OFFLOAD, _OFFLOAD_NAMES)] = "none"
     method: Annotated[Literal["full", "lora", "qlora"], _named(METHODS)] = "full"
