@@ -116,11 +116,11 @@ def plan_command(
     """Does JOB fit, how fast is it, what binds, what would help."""
     from gpucalc.plan.answer import Level
 
-    answer, provenance = _planned(job, gpus, task, sets, catalog)
+    answer, origin = _planned(job, gpus, task, sets, catalog, advice=not quiet)
     if as_json:
         from gpucalc.report import json
 
-        emit_json(json.plan(answer, provenance))
+        emit_json(json.plan(answer, origin))
     else:
         from gpucalc.report import table
 
@@ -144,7 +144,7 @@ def explain_command(
     """Show one number of JOB's plan as formula, values and source."""
     from gpucalc.explain import explain
 
-    answer, _ = _planned(job, gpus, task, sets, catalog)
+    answer, _ = _planned(job, gpus, task, sets, catalog, advice=False)
     verdict = answer.verdict
     found = explain(answer.root, line, prefer=(f"stage_{verdict.stage}", verdict.phase))
     if as_json:
@@ -157,8 +157,63 @@ def explain_command(
         draw(table.explanation(found))
 
 
+@app.command("validate")
+def validate_command(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FILE...", help="Measured runs; the shipped ones when none is named."),
+    ] = None,
+    quantity: Annotated[
+        list[str] | None,
+        typer.Option("--quantity", metavar="NAME", help="peak_memory or throughput; both when not said."),
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--where", metavar="KEY=VALUE", help="Only runs with this value, such as framework=fsdp."
+        ),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option("--by", metavar="PART", help="Errors by group, framework, arch, gpu or model."),
+    ] = None,
+    points: Annotated[bool, typer.Option("--points", help="One row per measured value.")] = False,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+) -> None:
+    """Plan every published measurement and show the error of each."""
+    from gpucalc.catalog import open_catalog
+    from gpucalc.validate import PARTS, QUANTITIES, parse_where, validate
+
+    if by is not None and by not in PARTS:
+        from gpucalc.errors import UnknownName
+
+        raise UnknownName("unknown part", where="--by", given=by, legal=PARTS)
+    report = validate(
+        files or (),
+        catalog=open_catalog(catalog),
+        quantities=tuple(quantity or QUANTITIES),
+        where=parse_where(where or ()),
+    )
+    broken = report.broken()
+    if as_json:
+        emit_json({**report.document(), "broken": list(broken)})
+    else:
+        from gpucalc.report import validation
+
+        draw(validation.report(report, broken, by=by, points=points))
+    if broken:
+        raise typer.Exit(ExitCode.NO)
+
+
 def _planned(
-    job: str, gpus: str | None, task: str | None, sets: list[str] | None, catalog: Path | None
+    job: str,
+    gpus: str | None,
+    task: str | None,
+    sets: list[str] | None,
+    catalog: Path | None,
+    *,
+    advice: bool,
 ) -> tuple[Plan, Mapping[str, Any]]:
     from gpucalc.catalog import open_catalog
     from gpucalc.jobs import resolve
@@ -166,14 +221,12 @@ def _planned(
 
     known = open_catalog(catalog)
     found = resolve(job, known, gpus=gpus, task=task, sets=sets or ())
-    return plan_job(found, known), provenance(found, known)
+    return plan_job(found, known, advice=advice), provenance(found, known)
 
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Catalogue name or alias, case and punctuation free.")
 ]
-
-
 ModelName = Annotated[
     str,
     typer.Argument(metavar="NAME", help="Catalogue name or alias, or a path to a config.json or its folder."),

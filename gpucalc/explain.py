@@ -28,8 +28,8 @@ class Explanation:
     """How one line came to its value.
 
     `expression` is the formula's text and `substituted` the same with the values put in. A line
-    without a formula is the sum or the largest of its `parts`, or a fact with a `source`. The
-    parts of the line asked for carry their paths and nothing below, since each can be asked for.
+    without a formula is the sum or the largest of its `parts`, or a fact with a `source`. Parts
+    below a sum are named with their values only: each can be asked for in turn.
     """
 
     line: Line
@@ -49,13 +49,29 @@ def explain(root: Line, wanted: str, *, prefer: Sequence[str] = ()) -> Explanati
     `prefer`: parts of a path, strongest first, that decide between lines of the same name.
     """
     path, line = find(root, wanted, prefer=prefer)
-    parts = tuple(_named(part, f"{path}.{part.name}") for part in line.children)
-    return _explanation(line, parts, path=path)
+    return _asked(line, path)
 
 
 def paths(root: Line) -> dict[str, Line]:
     """Every line below the root by its dotted path, the root's own name left out."""
     return {path: line for child in root.children for path, line in child.walk()}
+
+
+def assumed_facts(root: Line) -> tuple[Line, ...]:
+    """The facts nobody stated that the lines below the root rest on, each once, in reading order."""
+    found: dict[tuple[str, object, str | None], Line] = {}
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        line = waiting.pop()
+        if id(line) in seen:
+            continue
+        seen.add(id(line))
+        if line.is_assumption:
+            found.setdefault((line.name, line.value, line.source), line)
+        below = (*line.children, *(item for item in line.inputs.values() if isinstance(item, Line)))
+        waiting += reversed(below)
+    return tuple(found.values())
 
 
 def find(root: Line, wanted: str, *, prefer: Sequence[str] = ()) -> tuple[str, Line]:
@@ -93,33 +109,38 @@ def number(value: object) -> str:
     return f"{value:.7g}"
 
 
-def _explanation(line: Line, parts: tuple[Explanation, ...], *, path: str | None = None) -> Explanation:
-    formula = FORMULAS.get(line.formula) if line.formula else None
+def _asked(line: Line, path: str) -> Explanation:
+    """The line asked for: of a sum, each part that a formula gave is explained too."""
+    if line.formula:
+        return _formula(line, path)
+    parts = [(part, f"{path}.{part.name}") for part in line.children]
+    return _plain(line, path, tuple(_formula(p, at) if p.formula else _plain(p, at) for p, at in parts))
+
+
+def _below(line: Line) -> Explanation:
+    """An input: formulas are followed down to facts, a sum names its parts."""
+    return _formula(line) if line.formula else _plain(line, None, tuple(map(_plain, line.children)))
+
+
+def _formula(line: Line, path: str | None = None) -> Explanation:
+    formula = FORMULAS[line.formula or ""]
     return Explanation(
         line=line,
         path=path,
-        formula=line.formula,
-        summary=formula.summary if formula else None,
-        expression=formula.expression if formula else None,
-        substituted=formula.substituted(_texts(line)) if formula else None,
-        source=formula.source if formula else line.source,
-        inputs=tuple(_input(name, value) for name, value in line.inputs.items()),
-        parts=parts,
+        formula=formula.name,
+        summary=formula.summary,
+        expression=formula.expression,
+        substituted=formula.substituted(_texts(line)),
+        source=formula.source,
+        inputs=tuple(
+            Input(name, item.value, _below(item)) if isinstance(item, Line) else Input(name, item, None)
+            for name, item in line.inputs.items()
+        ),
+        parts=(),
     )
 
 
-def _input(name: str, value: object) -> Input:
-    if not isinstance(value, Line):
-        return Input(name=name, value=value, explanation=None)
-    return Input(name=name, value=value.value, explanation=_whole(value))
-
-
-def _whole(line: Line) -> Explanation:
-    """An input with everything below it: a sum explains its parts, a formula its inputs."""
-    return _explanation(line, () if line.formula else tuple(_whole(part) for part in line.children))
-
-
-def _named(line: Line, path: str) -> Explanation:
+def _plain(line: Line, path: str | None = None, parts: tuple[Explanation, ...] = ()) -> Explanation:
     return Explanation(
         line=line,
         path=path,
@@ -129,7 +150,7 @@ def _named(line: Line, path: str) -> Explanation:
         substituted=None,
         source=line.source,
         inputs=(),
-        parts=(),
+        parts=parts,
     )
 
 

@@ -46,6 +46,11 @@ class Line:
     source: str | None = None
     note: str | None = None
 
+    @property
+    def is_assumption(self) -> bool:
+        """Whether this is a fact nobody stated, rather than something worked out from one."""
+        return self.kind is Kind.ASSUMED and not self.inputs and not self.children
+
     def child(self, name: str) -> Line:
         """The direct child of that name. Raises KeyError."""
         for line in self.children:

@@ -18,6 +18,8 @@ LAYERS: list[set[str]] = [
     {"counts", "jobs"},
     {"plan"},
     {"search"},
+    {"advise"},
+    {"planner"},
     {"check", "measured", "validate", "diff", "oom", "doctor", "explain", "trace", "claims"},
     {"report", "probe"},
     {"cli"},

@@ -84,7 +84,7 @@ def test_infinity_is_refused_rather_than_written_as_no_json() -> None:
         (989.4e12, "FLOP/s", "989.4 TFLOP/s"),
         (0.415, "fraction", "41.5 %"),
         (12, "count", "12"),
-        (0.0, "s", "0 s"),
+        (2.94e-6, "s", "2.94 us"),
         (52_428.8, "tokens/s", "52,429 tokens/s"),
     ],
 )

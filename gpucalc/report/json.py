@@ -12,7 +12,7 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from gpucalc.explain import Explanation
+from gpucalc.explain import Explanation, assumed_facts
 from gpucalc.line import Line
 from gpucalc.plan.answer import Plan
 from gpucalc.spec.base import Spec
@@ -52,6 +52,7 @@ def plan(answer: Plan, provenance: Mapping[str, Any]) -> Document:
         "recipe": record(answer.recipe),
         "lines": [line(child) for child in answer.root.children],
         "assumptions": [record(item) for item in answer.assumptions],
+        "assumed_figures": [_leaf(item) for item in assumed_facts(answer.root)],
         "actions": [record(item) for item in answer.actions],
         "notes": list(answer.notes),
         "provenance": dict(provenance),

@@ -6,6 +6,7 @@ so that a file cannot drive the terminal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,14 +18,13 @@ from rich.text import Text
 
 from gpucalc import units
 from gpucalc.errors import one_line
-from gpucalc.line import Kind, Line
+from gpucalc.line import Line
 
 WIDEST = 120  # wider lines are hard to read; a wider terminal stays empty on the right
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 HEADING = Style(bold=True)
 QUIET = Style(dim=True)
-_KIND_MARK = {Kind.ASSUMED: "*"}
 
 
 def render(item: RenderableType, *, color: bool = True) -> str:
@@ -50,33 +50,54 @@ def quantity(value: Any, unit: str) -> str:
         return clean(value)
     match unit:
         case "bytes":
-            return units.gib(value)
-        case "bytes/s" | "bytes_per_s":
+            return _bytes(value)
+        case "bytes/s":
             return units.gb_per_s(value)
         case "s":
-            return units.seconds(value) if value else "0 s"
+            return _seconds(value)
         case "fraction":
             return units.percent(value)
-        case "FLOP/s" | "flops/s" | "flops_per_s":
+        case "FLOP/s":
             return f"{value / 1e12:,.1f} TFLOP/s"
         case "OP/s":
             return f"{value / 1e12:,.1f} TOP/s"
-        case "FLOP" | "flops":
-            return f"{units.count(value)} FLOP"
-        case "params" | "parameters":
+        case "FLOP":
+            return _prefixed(value, "FLOP")
+        case "parameters":
             return f"{units.count(value)} parameters"
         case "USD":
             return f"${value:,.2f}"
         case "USD/h":
             return f"${value:,.2f}/h"
+        case "USD per 1e6 tokens":
+            return f"${value:,.3f} per 1e6 tokens"
         case "Hz":
             return f"{value / 1e6:,.0f} MHz"
-        case "count" | "1" | "":
+        case "count" | "ratio":
             return whole(value)
         case "year":
             return f"{value:.0f}"
         case _:
             return f"{whole(value)} {clean(unit)}"
+
+
+def _bytes(value: float) -> str:
+    if abs(value) >= units.GIB / 10:
+        return units.gib(value)
+    return f"{value / units.MIB:,.2f} MiB" if abs(value) >= units.MIB / 10 else f"{value:,.0f} bytes"
+
+
+def _seconds(value: float) -> str:
+    if value == 0:
+        return "0 s"
+    return units.seconds(value) if value >= 1e-4 else f"{value * 1e6:.3g} us"
+
+
+def _prefixed(value: float, unit: str) -> str:
+    for scale, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G")):
+        if abs(value) >= scale:
+            return f"{value / scale:,.2f} {prefix}{unit}"
+    return f"{value:,.0f} {unit}"
 
 
 def whole(value: float) -> str:
@@ -128,15 +149,19 @@ def indent(item: RenderableType, cells: int = 2) -> Padding:
 
 
 def breakdown(line: Line, depth: int, value: float | None = None) -> Iterator[tuple[int, Line, float]]:
-    """The parts of a line, `depth` levels down, each with its level and its amount of the whole.
+    """The parts of a sum, `depth` levels down, each with its level and its amount of the whole.
 
-    A line that repeats another (layers, micro-batches) shows that one's parts, as often as it does.
+    A line that repeats another (layers, micro-batches) shows that one's parts, as often as it does;
+    a single part with nothing below it says no more than the line itself and is left out.
     """
     amount = float(line.value if value is None else value)
-    held = [part for part in line.children if part.unit == line.unit]
-    while len(held) == 1 and held[0].children:
-        line = held[0]
-        held = [part for part in line.children if part.unit == line.unit]
+    held = _same_unit(line)
+    while len(held) == 1 and (line.formula or "").startswith("repeated"):
+        line, held = held[0], _same_unit(held[0])
+    if (len(held) == 1 and not held[0].children) or not math.isclose(
+        sum(part.value for part in held), line.value, rel_tol=1e-6
+    ):
+        return
     factor = amount / line.value if line.value else 0.0
     for part in held:
         yield 0, part, part.value * factor
@@ -145,6 +170,15 @@ def breakdown(line: Line, depth: int, value: float | None = None) -> Iterator[tu
                 yield level + 1, below, share
 
 
+def _same_unit(line: Line) -> list[Line]:
+    return [part for part in line.children if part.unit == line.unit]
+
+
 def label(line: Line) -> str:
-    """A line's name as shown; an asterisk marks what rests on an assumption."""
-    return clean(line.name) + _KIND_MARK.get(line.kind, "")
+    """A line's name as shown; an asterisk marks where something nobody stated enters."""
+    return clean(line.name) + ("*" if _assumed_here(line) else "")
+
+
+def _assumed_here(line: Line) -> bool:
+    entering = [line, *(item for item in line.inputs.values() if isinstance(item, Line))]
+    return any(item.is_assumption for item in entering)

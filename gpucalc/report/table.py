@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gpucalc import units
-from gpucalc.explain import Explanation, number
-from gpucalc.line import Kind, Line
+from gpucalc.explain import Explanation, assumed_facts, number
+from gpucalc.line import Line
 from gpucalc.plan.answer import Action, Level, Plan, Verdict
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.report.screen import (
+    HEADING,
     QUIET,
     bar,
     breakdown,
@@ -35,7 +36,7 @@ _VERDICT = {
 }
 _BAR = 22
 # Parts below this share of the whole, by level, are left to --json and explain.
-_SMALLEST_SHARE = (0.0005, 0.002, 0.02)
+_SMALLEST_SHARE = (0.0005, 0.002, 0.03)
 
 
 def plan(answer: Plan) -> RenderableType:
@@ -48,14 +49,17 @@ def plan(answer: Plan) -> RenderableType:
     if answer.cost is not None:
         title = f"Cost {answer.cost.note}" if answer.cost.note else "Cost"
         parts += [Text(), heading(title), indent(_facts(answer.cost))]
-    if answer.assumptions:
-        parts += [
-            Text(),
-            heading("Assumed, marked * above; --set KEY=VALUE changes it"),
-            indent(_assumptions(answer)),
-        ]
     if answer.actions:
         parts += [Text(), heading("What would help"), indent(_actions(answer.actions))]
+    facts = assumed_facts(answer.root)
+    if answer.assumptions:
+        parts += [Text(), heading("Assumed; --set KEY=VALUE changes it"), indent(_assumptions(answer))]
+    if facts:
+        parts += [
+            Text(),
+            heading("Figures nobody measured or stated here, marked *"),
+            indent(_assumed(facts)),
+        ]
     if answer.notes:
         parts += [Text(), heading("Notes"), *(indent(Text("- " + clean(note))) for note in answer.notes)]
     return Group(*parts)
@@ -65,11 +69,10 @@ def verdict(decided: Verdict) -> RenderableType:
     """The decision, its margin, the error it was weighed against and where the peak is."""
     word, style = _VERDICT[decided.level]
     needed, capacity = decided.needed.value, decided.capacity.value
-    spare = (
-        f"{units.gib(abs(decided.margin_bytes))} {'to spare' if decided.margin_bytes >= 0 else 'too much'}"
-    )
+    margin = decided.margin_bytes
+    spare = f"{units.gib(abs(margin))} {'to spare' if margin >= 0 else 'too much'}"
     first = Text.assemble(
-        (word, style), f"  needs {units.gib(needed)} of {units.gib(capacity)} per GPU, {spare}"
+        (word, style), f"  needs {units.gib(needed)} per GPU, the card has {units.gib(capacity)}: {spare}"
     )
     error = decided.expected_error
     against = {
@@ -89,9 +92,15 @@ def explanation(item: Explanation) -> RenderableType:
 
 def _title(answer: Plan) -> RenderableType:
     first = Text.assemble(
-        (clean(answer.name), Style(bold=True)), " on ", (clean(answer.fleet), Style(bold=True))
+        (clean(answer.name), HEADING), f" ({_size(answer.model)}) on ", (clean(answer.fleet), HEADING)
     )
     return Group(first, Text(_recipe(answer.recipe)), Text(_layout(answer.layout)))
+
+
+def _size(model: Line) -> str:
+    active = next((line for line in model.children if line.name == "active"), model)
+    told = f"{units.count(model.value)} parameters"
+    return told if active.value == model.value else f"{told}, {units.count(active.value)} active"
 
 
 def _recipe(recipe: Recipe) -> str:
@@ -194,6 +203,16 @@ def _assumptions(answer: Plan) -> Table:
     return table
 
 
+def _assumed(facts: tuple[Line, ...]) -> Table:
+    table = grid("left", "left")
+    for line in facts:
+        known = line.note or line.source or ""
+        table.add_row(
+            Text(f"{clean(line.name)} = {quantity(line.value, line.unit)}"), Text(clean(known), style=QUIET)
+        )
+    return table
+
+
 def _actions(actions: tuple[Action, ...]) -> Table:
     table = columns("change", "verdict", "needs", "step", "tokens/s", right=(2, 3, 4))
     for action in actions:
@@ -209,44 +228,38 @@ def _actions(actions: tuple[Action, ...]) -> Table:
 
 def _explained(item: Explanation, depth: int, shown: set[int]) -> Iterator[RenderableType]:
     line = item.line
-    pad = "  " * depth
-    exact = f" = {number(line.value)} {clean(line.unit)}" if line.unit in ("bytes", "s") else ""
-    name = item.path or line.name
-    yield Text.assemble(
-        pad,
-        (clean(name), Style(bold=depth == 0)),
-        f" = {quantity(line.value, line.unit)}{exact}  ",
-        (line.kind.value, QUIET),
-    )
-    if id(line) in shown:
-        if item.inputs or item.parts:
+    again = id(line) in shown
+    shown.add(id(line))
+    yield indent(_value(item, bold=depth == 0), 2 * depth)
+    if item.formula and item.expression is None:
+        return
+    if again:
+        if item.inputs:
             yield indent(Text("as above", style=QUIET), 2 * depth + 2)
         return
-    shown.add(id(line))
-    details: list[str] = []
     if item.formula:
-        details.append(f"{item.formula}: {item.summary}")
-        details.append(f"= {item.expression}")
-        details.append(f"= {item.substituted}")
-    if item.source:
-        details.append(f"source: {clean(item.source)}")
-    if line.note:
-        details.append(f"note: {clean(line.note)}")
-    if line.kind is Kind.ASSUMED and not item.formula:
-        details.append("nobody stated this; see the plan's assumptions for the key that changes it")
-    for text in details:
-        yield indent(Text(text, style="" if text.startswith("=") else QUIET), 2 * depth + 2)
+        yield indent(Text(f"{item.formula}: {item.summary}", style=QUIET), 2 * depth + 2)
+        yield indent(Text(f"= {item.expression}"), 2 * depth + 2)
+        yield indent(Text(f"= {item.substituted}"), 2 * depth + 2)
+    for name, text in (("source", item.source), ("note", line.note)):
+        if text:
+            yield indent(Text(f"{name}: {clean(text)}", style=QUIET), 2 * depth + 2)
     for given in item.inputs:
         if given.explanation is None:
             yield indent(Text(f"{clean(given.name)} = {number(given.value)}"), 2 * depth + 2)
-        else:
-            if given.name != given.explanation.line.name:
-                yield indent(Text(f"{clean(given.name)}:", style=QUIET), 2 * depth + 2)
-            yield from _explained(given.explanation, depth + 1, shown)
+            continue
+        if given.name != given.explanation.line.name:
+            yield indent(Text(f"{clean(given.name)}:", style=QUIET), 2 * depth + 2)
+        yield from _explained(given.explanation, depth + 1, shown)
     for part in item.parts:
-        if part.path:
-            yield indent(
-                Text(f"{clean(part.path)} = {quantity(part.line.value, part.line.unit)}"), 2 * depth + 2
-            )
-        else:
-            yield from _explained(part, depth + 1, shown)
+        yield from _explained(part, depth + 1, shown)
+
+
+def _value(item: Explanation, *, bold: bool) -> Text:
+    line = item.line
+    shown = quantity(line.value, line.unit)
+    in_full = f"{number(line.value)} {clean(line.unit)}"
+    same = in_full.replace("_", ",") == shown or line.unit not in ("bytes", "s", "FLOP")
+    exact = "" if same or not line.value else f" = {in_full}"
+    name = clean(item.path or line.name)
+    return Text.assemble((name, HEADING if bold else ""), f" = {shown}{exact}  ", (line.kind.value, QUIET))

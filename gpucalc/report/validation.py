@@ -1,0 +1,121 @@
+"""Estimates beside measurements: the summary, where the errors are, each value, what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from gpucalc.report.screen import QUIET, clean, columns, heading, indent, quantity
+from gpucalc.units import percent
+from gpucalc.validate import Point, Report, Statistics, fit_counts
+
+_MOST_REASONS = 10
+
+
+def report(found: Report, broken: Sequence[str], *, by: str | None, points: bool) -> RenderableType:
+    """The whole comparison; `by` adds a breakdown, `points` one row per value."""
+    parts: list[RenderableType] = [heading("Error of the estimates"), indent(_summary(found))]
+    parts.append(
+        indent(
+            Text(
+                "error: |estimate / measured - 1|; every source counts once, whatever its number of runs",
+                QUIET,
+            )
+        )
+    )
+    fits = fit_counts(found.fits)
+    if fits["rows"]:
+        said = (
+            f"fits or not: right on {fits['right']} of {fits['rows']} runs; said fits and ran out "
+            f"{fits['says_fits_ran_out']}, said too large and ran {fits['says_too_large_ran']}"
+        )
+        parts.append(indent(Text(said)))
+    if by is not None:
+        for name in found.quantities:
+            rows = found.breakdown(name, by)
+            if rows:
+                parts += [Text(), heading(f"{_words(name)} by {by}"), indent(_breakdown(by, rows))]
+    if points:
+        for name in found.quantities:
+            if held := found.of(name):
+                parts += [Text(), heading(f"{_words(name)}, each value"), indent(_points(held))]
+    reasons = found.reasons()
+    if reasons:
+        parts += [
+            Text(),
+            heading(f"Left out: {found.rows_skipped} of {found.rows} runs"),
+            indent(_reasons(reasons)),
+        ]
+    parts.append(Text())
+    if broken:
+        parts += [Text("BOUND BROKEN  " + clean(text), Style(bold=True, color="red")) for text in broken]
+    else:
+        parts.append(Text("within the stated bounds", Style(bold=True, color="green")))
+    return Group(*parts)
+
+
+def _summary(found: Report) -> Table:
+    table = _statistics_table("quantity")
+    for name in found.quantities:
+        _statistics_row(table, _words(name), found.summary(name))
+    return table
+
+
+def _breakdown(part: str, rows: dict[str, Statistics]) -> Table:
+    table = _statistics_table(part)
+    for name, statistics in rows.items():
+        _statistics_row(table, name, statistics)
+    return table
+
+
+def _statistics_table(first: str) -> Table:
+    return columns(first, "values", "sources", "median", "90th pct", "signed median", right=range(1, 6))
+
+
+def _statistics_row(table: Table, name: str, of: Statistics) -> None:
+    table.add_row(
+        Text(clean(name)),
+        f"{of.rows:,}",
+        f"{of.groups:,}",
+        _percent(of.median_abs),
+        _percent(of.p90_abs),
+        _percent(of.signed_median, signed=True),
+    )
+
+
+def _points(held: Sequence[Point]) -> Table:
+    table = columns("run", "measured", "estimate", "ratio", "framework", "gpu", right=(1, 2, 3))
+    for point in held:
+        table.add_row(
+            Text(clean(point.id)),
+            quantity(point.measured, point.unit),
+            quantity(point.estimated, point.unit),
+            f"{point.ratio:.3f}",
+            Text(clean(point.framework)),
+            Text(clean(point.gpu)),
+        )
+    return table
+
+
+def _reasons(reasons: dict[str, int]) -> Table:
+    table = columns("values", "why", right=(0,))
+    for why, count in list(reasons.items())[:_MOST_REASONS]:
+        table.add_row(f"{count:,}", Text(clean(why)))
+    if len(reasons) > _MOST_REASONS:
+        rest = sum(list(reasons.values())[_MOST_REASONS:])
+        table.add_row(f"{rest:,}", Text(f"{len(reasons) - _MOST_REASONS} other reasons; --json lists them"))
+    return table
+
+
+def _words(name: str) -> str:
+    return clean(name).replace("_", " ").capitalize()
+
+
+def _percent(value: float | None, *, signed: bool = False) -> str:
+    if value is None:
+        return "-"
+    return ("+" if signed and value > 0 else "") + percent(value)
