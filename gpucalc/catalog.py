@@ -154,6 +154,11 @@ class Catalog:
                     found.setdefault(stem, Path(entry.path))
         return found
 
+    def used(self) -> dict[str, str]:
+        """The revision of every file read so far, by kind and stem: what the answers rest on."""
+        read = sorted((kind, stem) for kind, stem in self._specs if kind in KINDS)
+        return {f"{kind}/{stem}": self.revision_of(kind, stem) for kind, stem in read}
+
     # -- files --------------------------------------------------------------------------------
 
     @property

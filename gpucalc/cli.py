@@ -344,7 +344,7 @@ def models_compare(a: ModelName, b: ModelName, catalog: CatalogDir = None, as_js
     from gpucalc.report import json
 
     specs = [_model(name, catalog)[0] for name in (a, b)]
-    first, second = ({**_described(spec), **json.facts(spec)} for spec in specs)
+    first, second = ({**_described(spec), **_shapes(json.facts(spec))} for spec in specs)
     if as_json:
         emit_json({"a": first, "b": second})
     else:
@@ -368,6 +368,12 @@ def _counted(spec: ModelSpec) -> Counts:
     from gpucalc.graph import build_graph
 
     return count(build_graph(spec))
+
+
+def _shapes(known: dict[str, Any]) -> dict[str, Any]:
+    """What the architecture is, without names and what sources state about it."""
+    said = ("aliases", "hf", "published", "config_source", "count_status", "released", "max_context")
+    return {key: fact for key, fact in known.items() if key not in said and "params" not in key}
 
 
 def _described(spec: ModelSpec) -> dict[str, Any]:

@@ -84,8 +84,10 @@ def provenance(job: ResolvedJob, catalog: Catalog) -> Mapping[str, Any]:
     """Which files, in which revision, the answer came from."""
     from gpucalc import __version__
 
-    files: dict[str, str] = {}
-    for part in job.fleet.parts:
-        gpu, _ = catalog.gpu(part.gpu)
-        files[f"gpus/{gpu.id}"] = catalog.revision_of("gpus", gpu.id)
-    return {"gpucalc_version": __version__, "job": job.where, "model": job.model_where, "catalogue": files}
+    return {
+        "gpucalc_version": __version__,
+        "job": job.where,
+        "model": job.model_where,
+        "catalogue": [str(root) for root in catalog.roots],
+        "revisions": catalog.used(),
+    }

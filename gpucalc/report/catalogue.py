@@ -18,48 +18,49 @@ from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.system import SystemSpec
 from gpucalc.units import count, percent
 
+_MARK = "* typed from memory or carried over, not confirmed."
+
 
 def gpus(entries: Sequence[GpuSpec]) -> RenderableType:
     """One accelerator a row."""
-    table = columns("gpu", "arch", "memory", "bandwidth", "bf16", "fp8", "link", "TDP", right=range(2, 8))
+    heads = ("GPU", "arch", "memory", "GB/s", "bf16", "fp8", "link", "W")
+    table = columns(*heads, right=range(2, 8), whole=range(8), gap=1)
     for gpu in entries:
         table.add_row(
             clean(gpu.id),
             clean(gpu.arch),
             _short(gpu.memory_label),
-            _short(gpu.memory_bandwidth),
-            _short(gpu.peaks.get("bf16") or gpu.peaks.get("fp16")),
-            _short(gpu.peaks.get("fp8")),
-            _short(gpu.nvlink_bandwidth),
-            _short(gpu.tdp),
+            _in(gpu.memory_bandwidth, 1e9),
+            _in(gpu.peaks.get("bf16") or gpu.peaks.get("fp16"), 1e12),
+            _in(gpu.peaks.get("fp8"), 1e12),
+            _in(gpu.nvlink_bandwidth, 1e9),
+            _in(gpu.tdp, 1),
         )
-    return Group(
-        table,
-        Text(f"{len(entries)} GPUs; * typed from memory or carried over, not yet confirmed", style=QUIET),
-    )
+    said = f"{len(entries)} GPUs. {_MARK} bf16, fp8: dense TFLOP/s; link: GB/s, both directions."
+    return Group(table, Text(said, style=QUIET))
 
 
 def systems(entries: Sequence[SystemSpec]) -> RenderableType:
     """One system a row."""
-    table = columns("system", "gpus", "domain", "network", "host RAM", "USD/GPU h", right=range(2, 6))
+    heads = ("system", "GPUs", "domain", "network Gbit/s", "RAM GB", "USD/GPU h")
+    table = columns(*heads, right=range(2, 6), whole=(0, 1), gap=1)
     for system in entries:
-        nic = f"{system.nic.count} x {_short(system.nic.bandwidth)}" if system.nic else ""
+        nic = f"{system.nic.count}x{_in(system.nic.bandwidth, 1e9 / 8)}" if system.nic else ""
         table.add_row(
             clean(system.id),
             clean(f"{system.gpus}x{system.gpu}"),
             str(system.nvlink_domain),
             nic,
-            _short(system.host_ram),
+            _in(system.host_ram, 1e9),
             f"{system.price.usd_per_gpu_hour.value:,.2f}" if system.price else "",
         )
-    return Group(
-        table, Text(f"{len(entries)} systems; domain: GPUs that reach each other without PCIe", style=QUIET)
-    )
+    said = f"{len(entries)} systems. {_MARK} Domain: GPUs that reach each other without PCIe."
+    return Group(table, Text(said, style=QUIET))
 
 
 def models(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """One model a row, with the parameters counted from its architecture."""
-    table = columns("model", "family", "kind", "parameters", "active", "context", right=(3, 4, 5))
+    table = columns("model", "family", "kind", "parameters", "active", "context", right=(3, 4, 5), whole=(0,))
     for row in rows:
         total, active, context = row["params_total"], row["params_active"], row["max_context_tokens"]
         table.add_row(
@@ -149,7 +150,7 @@ def comparison(first: Spec, second: Spec) -> RenderableType:
     for key in dict.fromkeys([*left, *right]):
         a, b = left.get(key), right.get(key)
         table.add_row(Text(clean(key)), Text(_shown(a)), Text(_shown(b)), Text(_ratio(a, b)))
-    return Group(table, Text("ratio: second over first; * typed from memory or carried over", style=QUIET))
+    return Group(table, Text(f"Ratio: second over first. {_MARK}", style=QUIET))
 
 
 def facts_comparison(
@@ -182,6 +183,11 @@ def _references(figure: Figure) -> tuple[str, ...]:
 
 def _short(figure: Figure | None) -> str:
     return "" if figure is None else stated_value(figure) + ("*" if figure.kind == "assumed" else "")
+
+
+def _in(figure: Figure | None, scale: float) -> str:
+    """A figure in the unit its column's heading names."""
+    return "" if figure is None else whole(figure.si / scale) + ("*" if figure.kind == "assumed" else "")
 
 
 def _shown(figure: Figure | None) -> str:

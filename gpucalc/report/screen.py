@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console, RenderableType
 from rich.padding import Padding
@@ -129,12 +129,13 @@ def grid(*justify: str) -> Table:
     return table
 
 
-def columns(*names: str, right: Iterable[int] = ()) -> Table:
-    """A table with headings and no lines; columns in `right` hold numbers."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=HEADING)
-    numeric = set(right)
+def columns(*names: str, right: Iterable[int] = (), whole: Iterable[int] = (), gap: int = 2) -> Table:
+    """A table with headings and no lines. Columns in `right` hold numbers, those in `whole` never wrap."""
+    table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style=HEADING)
+    numeric, kept = set(right), set(whole)
     for index, name in enumerate(names):
-        table.add_column(name, justify="right" if index in numeric else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if index in numeric else "left"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=index in kept)
     return table
 
 
