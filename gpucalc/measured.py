@@ -33,7 +33,7 @@ NEAREST_FRAMEWORK = {
     "tensorflow2": ("ddp", "TensorFlow with Horovod replicates the model as DDP does"),
     "mxnet": ("ddp", "MXNet with Horovod or KVStore replicates the model as DDP does"),
     "paddle": ("ddp", "Paddle's data parallelism replicates the model as DDP does"),
-    "internevo": ("megatron", "InternEvo divides the model and the optimizer as Megatron does"),
+    "internevo": ("deepspeed", "InternEvo's hybrid ZeRO holds what DeepSpeed's stage 1 holds"),
     "maxtext": ("fsdp", "MaxText shards over its fsdp axis by default"),
 }
 _FSDP_STAGES = {"fsdp": 3, "hsdp": 3, "fsdp-full-shard": 3, "fsdp-shard-grad-op": 2, "fsdp-hybrid-shard": 3}
@@ -99,11 +99,42 @@ class Skip:
 
 
 @dataclass(frozen=True, slots=True)
+class Network:
+    """The network between nodes in the source's words: its rate one way, by node or by GPU, and its kind."""
+
+    gbit_per_s: float
+    per_gpu: bool
+    kind: str  # ib | roce | ethernet
+
+    @classmethod
+    def of(cls, words: str) -> Network | None:
+        """The network a text states, or None when it states no rate."""
+        text = words.casefold()
+        kind = "roce" if "roce" in text else "ethernet" if "ethernet" in text or "tcp" in text else "ib"
+        for pattern, unit in _NETWORKS:
+            match = pattern.search(text)
+            if match is not None:
+                rate = float(match["rate"]) if "rate" in match.groupdict() else _INFINIBAND[match["name"]]
+                cards = float(match["cards"] or 1)
+                return cls(cards * rate * unit, "per gpu" in text, kind)
+        return None
+
+
+_INFINIBAND = {"edr": 100.0, "hdr100": 100.0, "hdr": 200.0, "hdr200": 200.0, "ndr": 400.0, "ndr400": 400.0}
+_NETWORKS = (
+    (re.compile(r"(?:(?P<cards>\d+) ?x ?)?(?P<rate>\d+(?:\.\d+)?) ?gb/s infiniband"), 8.0),  # bytes
+    (re.compile(r"(?:(?P<cards>\d+) ?x ?)?(?P<rate>\d+(?:\.\d+)?) ?(?:gbps|gb/s|gbit/s)"), 1.0),
+    (re.compile(r"(?:(?P<cards>\d+) ?x ?)?(?P<name>edr|hdr200|hdr100|hdr|ndr400|ndr)\b"), 1.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
-    """A row's job, and what was filled in or replaced to get it."""
+    """A row's job, what was filled in or replaced to get it, and the network the source names."""
 
     job: Job
     notes: tuple[str, ...]
+    network: Network | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +154,7 @@ class Convention:
     values: Mapping[str, Any]
     why: str
     source: str
+    replaces: bool = False  # the stack's word means something else here
 
     def applies(self, row: Row) -> bool:
         """Whether every condition holds for the row."""
@@ -147,10 +179,13 @@ class Conventions:
                 raise InputError("expected a list", where=str(path), key=key)
             out = []
             for index, entry in enumerate(found):
-                missing = [name for name in ("when", "set", "why", "source") if name not in entry]
-                if missing:
-                    raise InputError(f"lacks {', '.join(missing)}", where=str(path), key=f"{key}.{index}")
-                out.append(Convention(entry["when"], entry["set"], entry["why"], entry["source"]))
+                values = entry.get("set", entry.get("replace"))
+                missing = [name for name in ("when", "why", "source") if name not in entry]
+                if missing or values is None:
+                    lacks = ", ".join(missing or ["set"])
+                    raise InputError(f"lacks {lacks}", where=str(path), key=f"{key}.{index}")
+                told = (entry["when"], values, entry["why"], entry["source"])
+                out.append(Convention(*told, replaces="replace" in entry))
             return tuple(out)
 
         return cls(entries("defaults"), entries("meters"))
@@ -315,7 +350,9 @@ class _Draft:
             {"name": self.row.id, "model": model, **self._fleet(gpus), "run": run},
             where=self.row.where,
         )
-        return Ready(job, tuple(dict.fromkeys(self.notes)))
+        words = self.row.get("hardware.inter")
+        between = Network.of(words) if isinstance(words, str) else None
+        return Ready(job, tuple(dict.fromkeys(self.notes)), between)
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -328,7 +365,7 @@ class _Draft:
                 continue
             for path, value in convention.values.items():
                 key = path.removeprefix("run.")
-                if key not in self.run:
+                if key not in self.run or convention.replaces:
                     self.run[key] = value
                     shown = _words(value)
                     self.note(f"{path} {shown}: {convention.why} ({convention.source})")
@@ -503,6 +540,10 @@ class _Draft:
     def _batch(self, gpus: int, network: bool) -> None:
         """Fill the batch arithmetic: gpus = tp pp cp dp, global = micro x accumulation x dp."""
         run = self.run
+        if gpus > 1 and run["framework"] == "megatron" and run.get("dp") is None:
+            unsaid = [key for key in ("tp", "pp") if run.get(key) is None]
+            if unsaid:
+                raise _Lacking(f"run.{unsaid[0]} not stated")
         degrees = 1
         for key in ("tp", "pp", "cp"):
             degrees *= int(run.get(key) or 1)

@@ -10,7 +10,7 @@ out of memory test the verdict as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from gpucalc.graph import Attention
 from gpucalc.measured import (
     Conventions,
     Meter,
+    Network,
     Normaliser,
     Ready,
     Row,
@@ -34,6 +35,7 @@ from gpucalc.plan.evaluate import Subject, hopper_or_later
 from gpucalc.plan.memory import allocated_peak, memory_peak, reserved_peak
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
 from gpucalc.plan.time import sample_flops, sample_tokens, step_time
+from gpucalc.spec.figure import Figure, FigureKind
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import Job, TrainRun
 from gpucalc.spec.model import ModelSpec
@@ -79,7 +81,7 @@ class Estimate:
         }[meter]
 
 
-Estimator = Callable[[Job, bool], Estimate]
+Estimator = Callable[[Ready, bool], Estimate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,16 +422,17 @@ class Planner:
         self._clusters: dict[str, Cluster] = {}
         self._done: dict[tuple[str, str, str, bool], Estimate] = {}
 
-    def __call__(self, job: Job, speed: bool) -> Estimate:
+    def __call__(self, ready: Ready, speed: bool) -> Estimate:
         """The estimate of a job; `speed` False leaves the step time out. Raises GpucalcError."""
+        job = ready.job
         if not isinstance(job.run, TrainRun):
             raise InputError("only training runs are compared", key="run.task", given=job.run.task)
-        model, gpus = repr(job.model), str(job.gpus)
+        model, gpus = repr(job.model), f"{job.gpus} {job.system} {ready.network}"
         kept = job.run.model_copy(update={"precision_detail": None, "workload": None, "stack": None})
         key = (model, gpus, repr(kept), speed)
         if key not in self._done:
             self._done[key] = self._estimate(
-                self._subject(job, model), self._cluster(job, gpus), job.run, speed
+                self._subject(job, model), self._cluster(ready, gpus), job.run, speed
             )
         return self._done[key]
 
@@ -442,10 +445,25 @@ class Planner:
             self._subjects[key] = Subject.of(spec)
         return self._subjects[key]
 
-    def _cluster(self, job: Job, key: str) -> Cluster:
+    def _cluster(self, ready: Ready, key: str) -> Cluster:
         if key not in self._clusters:
-            self._clusters[key] = self.catalog.cluster(job.fleet.parts, job.system)
+            cluster = self.catalog.cluster(ready.job.fleet.parts, ready.job.system)
+            if ready.network is not None and cluster.inter is not None:
+                cluster = self._on_network(cluster, ready.network)
+            self._clusters[key] = cluster
         return self._clusters[key]
+
+    def _on_network(self, cluster: Cluster, network: Network) -> Cluster:
+        """The cluster with the network its source names in place of the default server's."""
+        rate = network.gbit_per_s * (cluster.island if network.per_gpu else 1)
+        card = Figure(
+            value=rate, unit="Gbit/s", kind=FigureKind.DATASHEET, source=("the measured run's own words",)
+        )
+        return replace(
+            cluster,
+            inter=self.catalog.collective(network.kind).on_network(card, cluster.island, cluster.intra),
+            nic_bandwidth_per_node=card.line("nic_bandwidth_per_node"),
+        )
 
     def _estimate(self, subject: Subject, cluster: Cluster, stated: TrainRun, speed: bool) -> Estimate:
         run, _ = settle(stated)
@@ -598,7 +616,7 @@ def compare(
                 skip(quantity, ready.reason)
             continue
         try:
-            estimate = estimator(ready.job, isinstance(speed, Reading))
+            estimate = estimator(ready, isinstance(speed, Reading))
         except GpucalcError as error:
             for quantity in asked:
                 skip(quantity, f"not estimated: {error}")
