@@ -170,9 +170,9 @@ def repeated_s(*, each_s: Num, times: Num) -> Num:
 
 
 @formula(unit="FLOP", source="Arithmetic on a network's traced or published forward FLOPs")
-def network_flops(*, images: Num, flops_per_image: Num) -> Num:
-    """Forward FLOPs of a batch of images."""
-    return images * flops_per_image
+def network_flops(*, images: Num, flops_per_image: Num, direct_share: Num) -> Num:
+    """Forward FLOPs a batch of images takes; `direct_share` of the counted ones are carried out."""
+    return images * flops_per_image * direct_share
 
 
 @formula(unit="s", source="Arithmetic")

@@ -32,16 +32,28 @@ PLAIN_PASSES = {"eager": (2, 3), "compiled": (2, 3), "fused": (2, 3)}
 WRITTEN_OUT_GELU_PASSES = (20, 30)  # gelu_new as eight eager kernels
 DROPOUT_PASSES = {"eager": (2.5, 2.5), "compiled": (0.5, 0.5), "fused": (0.5, 0.5)}
 SCORE_PASSES = {"eager": (9, 9), "compiled": (4, 5), "fused": (4, 5)}  # scale, mask, softmax, dropout
-SCAN_PASSES = {"eager": (40, 80), "compiled": (12, 20), "fused": (10, 18)}  # conv, gates, chunked scan
+SCAN_PASSES = {"eager": (40, 80), "compiled": (24, 48), "fused": (24, 48)}  # conv, gates, chunked scan
+SCAN_EFFICIENCY = 0.5  # of the attention kernels' rate: small chunk products, fp32 states
 CAST_PASSES = 3  # fp32 read and 16-bit write, in 16-bit units
 # Bytes per logit, forward and backward together: written-out fp32 log-softmax, compiled, one kernel.
 LOSS_BYTES = {"eager": 28, "compiled": 14, "fused": 10}
 
-# Kernels launched forward by the parts of a layer that multiply no matrices; backward launches twice that.
-LAYER_KERNELS = {"eager": 30, "compiled": 6, "fused": 8}
-MOE_KERNELS = {"eager": 25, "compiled": 15, "fused": 15}
-LOW_PRECISION_KERNELS = 2  # casts of each operand
-LORA_KERNELS = 5  # dropout, two products, scale, add
+# Host time forward, in units of one kernel launch: module hooks, views, casts and autograd bookkeeping cost
+# the host as much as launches do. Backward takes twice that. Fitted to runs too short for the GPU to be the
+# slower side: Qwen at 256 tokens (eager), mixture-of-experts models on H100 and GB200 (TransformerEngine).
+LAYER_CALLS = {"eager": 120, "compiled": 15, "fused": 60}
+LINEAR_CALLS = {"eager": 3, "compiled": 1, "fused": 15}
+LOW_PRECISION_CALLS = {"eager": 3, "compiled": 2, "fused": 15}
+MOE_CALLS = {"eager": 80, "compiled": 60, "fused": 150}  # router, permutation, exchange
+EXPERT_CALLS = {"eager": 0, "compiled": 0, "fused": 2}  # per matrix of a local expert; twice with casts
+LORA_CALLS = 25  # a wrapped module: dropout, two products, scale, add, casts
+
+# PyTorch's attention on Hopper and newer is FlashAttention-2, which reaches 35 % of an H100 where the
+# catalogue's FlashAttention-3 and cuDNN kernels reach 65 to 75 % (Shah et al. 2024).
+PORTABLE_ATTENTION = 0.55
+NATIVE_ATTENTION_FROM = 9.0  # compute capability from which the two differ
+# Unpacking 4-bit weights takes several passes over 16- and 32-bit temporaries.
+DEQUANTISE_PASSES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +96,9 @@ class Device:
         plain = _gemm(kernels, wide)
         unquantised = _unquantised(kernels, recipe.math, plain) if low else None
         attention_math = wide if wide in ("fp16", "bf16") else recipe.math
-        attention = rates(kernels.attention, attention_math, "efficiency")
+        attention = rates(
+            kernels.attention, attention_math, "efficiency", _attention_share(gpu, kernels, recipe)
+        )
         backward = dict(attention)
         backward["efficiency"] = compute(
             "efficiency",
@@ -129,6 +143,15 @@ def _gemm(kernels: KernelSpec, math: str) -> KernelRate:
     return kernels.gemm[math]
 
 
+def _attention_share(gpu: GpuSpec, kernels: KernelSpec, recipe: Recipe) -> Line:
+    """Share of the peak attention reaches with the kernel the framework calls."""
+    best = kernels.attention.mfu_max.line("alone")
+    portable = gpu.vendor == "NVIDIA" and float(gpu.compute_capability) >= NATIVE_ATTENTION_FROM
+    if recipe.framework == "megatron" or not portable:
+        return best
+    return compute("alone", f.in_step_efficiency, alone=best, training_efficiency=PORTABLE_ATTENTION)
+
+
 def _unquantised(kernels: KernelSpec, math: str, plain: KernelRate) -> Line:
     """Share of the low-precision peak a product reaches when its operands are already cast.
 
@@ -155,7 +178,7 @@ class LayerWork:
     matrix_back: list[Line] = field(default_factory=list)
     attention_back: list[Line] = field(default_factory=list)
     traffic_back: list[Line] = field(default_factory=list)
-    kernels: Num = 0  # launched forward
+    calls: Num = 0  # host time forward, in kernel launches
 
     def forward(self) -> Line:
         """Seconds forward."""
@@ -213,7 +236,7 @@ def layer_work(block: Block, shape: Shape, layout: Layout, recipe: Recipe, devic
             _norm(work, norm, outside, code, stream, device)
     parts: list[Mixer | FeedForward] = [p for p in (block.mixer, block.cross, block.ffn) if p is not None]
     hidden = parts[0].hidden if parts else block.norms[0].width
-    work.kernels += LAYER_KERNELS[code]
+    work.calls += LAYER_CALLS[code]
     for _ in parts[: 1 if block.parallel else None]:
         _elementwise(work, "residual", outside, hidden, RESIDUAL_PASSES[code], stream, device)
         if recipe.dropout:
@@ -340,13 +363,15 @@ def _linears(
         forward, backward = linear_lines(linear, tokens, layout, recipe, device, low=low)
         work.matrix.append(forward)
         work.matrix_back.extend(backward)
-        work.kernels += 1
-        rows, inputs, outputs, _ = local_shape(linear, tokens, layout)
+        work.calls += LINEAR_CALLS[recipe.kernels]
+        rows, inputs, outputs, matrices = local_shape(linear, tokens, layout)
+        if linear.shard is Shard.EXPERT:
+            work.calls += matrices * EXPERT_CALLS[recipe.kernels] * (2 if low else 1)
         fresh = (linear.inputs, linear.active) not in seen
         seen.add((linear.inputs, linear.active))
         if low and linear.shard is not Shard.REPLICATED:
             # The forward input once per distinct tensor, the gradient of every output.
-            work.kernels += LOW_PRECISION_KERNELS
+            work.calls += LOW_PRECISION_CALLS[recipe.kernels]
             stored = _stored_bytes(recipe.math)
             for lines, elements in ((work.traffic, rows * inputs), (work.traffic_back, rows * outputs)):
                 if lines is work.traffic and not fresh:
@@ -356,7 +381,7 @@ def _linears(
                 )
                 lines.append(device.move(f"{linear.name}_quantise", moved))
         if recipe.autocast:
-            work.kernels += 2
+            work.calls += 2
             _elementwise(work, f"{linear.name}_cast", rows, inputs, (CAST_PASSES, CAST_PASSES), 2, device)
             _elementwise(
                 work,
@@ -368,7 +393,7 @@ def _linears(
                 device,
             )
         if recipe.adapters is not None and linear.name in recipe.adapters.targets:
-            work.kernels += LORA_KERNELS
+            work.calls += LORA_CALLS
             _adapter(work, linear, rows, inputs, outputs, recipe, device)
         if recipe.method == "qlora" and recipe.adapters is not None:
             base = recipe.adapters.base_bytes_per_param
@@ -378,7 +403,7 @@ def _linears(
                     f.elementwise_bytes,
                     tokens=inputs * linear.copies,
                     width=outputs,
-                    passes=1,
+                    passes=DEQUANTISE_PASSES,
                     element_bytes=base + recipe.activation_bytes,
                 )
                 lines.append(device.move(f"{linear.name}_dequantise", moved))
@@ -408,7 +433,8 @@ def _adapter(
         work.matrix.insert(0, line)  # before the last product, which a checkpoint may skip
         work.matrix_back.extend((line, line))
     # input cast or dropout, and the addition to the layer's output
-    _elementwise(work, f"{linear.name}_lora_input", rows, inputs, (2, 3), adapters.element_bytes, device)
+    if recipe.kernels == "eager":
+        _elementwise(work, f"{linear.name}_lora_input", rows, inputs, (2, 3), adapters.element_bytes, device)
     _elementwise(work, f"{linear.name}_lora_add", rows, outputs, (3, 2), recipe.activation_bytes, device)
 
 
@@ -463,7 +489,7 @@ def _attention(
     if recipe.attention == "eager":
         _unfused_attention(work, part, cross, heads, shape, layout, recipe, device)
         return
-    work.kernels += 2
+    work.calls += 2
     back_flops = compute("flops", f.attention_backward_flops, forward_flops=flops, recomputes_scores=True)
     moved = compute(
         "bytes",
@@ -525,7 +551,7 @@ def _unfused_attention(
         v_dim=part.v_dim,
         pairs=queries * keys,
     )
-    work.kernels += 6
+    work.calls += 6
     size = recipe.activation_bytes
     forward, backward = SCORE_PASSES[recipe.kernels]
     for matrix, traffic, passes, products in (
@@ -559,9 +585,16 @@ def _state_mixer(
         value_dim=part.value_dim,
         chunk=SCAN_CHUNK,
     )
-    work.kernels += 10
+    work.calls += 10
+    share = compute(
+        "efficiency",
+        f.in_step_efficiency,
+        alone=device.attention["efficiency"],
+        training_efficiency=SCAN_EFFICIENCY,
+    )
+    rates = device.attention | {"efficiency": share}
     for lines, times in ((work.attention, 1), (work.attention_back, 2)):
-        line = compute("scan", f.attention_s, flops=flops, bytes_moved=0.0, **device.attention)
+        line = compute("scan", f.attention_s, flops=flops, bytes_moved=0.0, **rates)
         lines.extend([line] * times)
     _elementwise(
         work,
@@ -588,7 +621,7 @@ def _feed_forward(
     if isinstance(part, Mlp):
         _elementwise(work, "activation", shape.tokens, part.ffn / layout.tp, passes, size, device)
         return
-    work.kernels += MOE_KERNELS[code]
+    work.calls += MOE_CALLS[code]
     routed = shape.tokens * part.top_k / layout.tp
     _elementwise(work, "expert_activation", routed, part.expert_ffn, passes, size, device)
     if part.shared_ffn:
@@ -596,8 +629,8 @@ def _feed_forward(
             work, "shared_activation", shape.tokens, part.shared_ffn / layout.tp, passes, size, device
         )
     width = part.latent or part.hidden
-    # Permute and unpermute: every routed row is read and written on either side.
-    _elementwise(work, "permute", routed, width, (4, 4), size, device)
+    # Permuted, sorted by expert, sorted back and unpermuted, some of it fused.
+    _elementwise(work, "permute", routed, width, (6, 6), size, device)
     _elementwise(work, "router", shape.tokens / layout.tp, part.experts, (6, 6), 4, device)
 
 
@@ -628,7 +661,7 @@ def head_work(
             element_bytes=LOSS_BYTES[code],
         )
         work.traffic.append(device.move("loss", moved))
-        work.kernels += 8
+        work.calls += 8
     return work
 
 
