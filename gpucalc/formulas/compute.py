@@ -272,6 +272,18 @@ def traffic_s(*, bytes_moved: Num, bandwidth_bytes_per_s: Num, hbm_efficiency: N
     return bytes_moved / (bandwidth_bytes_per_s * hbm_efficiency)
 
 
+@formula(
+    unit="s",
+    source="Fitted to published ResNet and SSD runs on A100 and H100: 8 bytes per clock and multiprocessor",
+)
+def narrow_kernel_s(*, bytes_moved: Num, multiprocessors: Num, clock_hz: Num, bytes_per_clock: Num) -> Num:
+    """Time of batch norms, activations and additions over image tensors, bound by instruction issue.
+
+    Where memory is fast for the number of multiprocessors (A100, H100), this and not memory binds.
+    """
+    return bytes_moved / (multiprocessors * clock_hz * bytes_per_clock)
+
+
 @formula(unit="s", source="Arithmetic")
 def launch_s(*, kernels: Num, kernel_launch_s: Num) -> Num:
     """Time the host needs to issue that many kernels."""

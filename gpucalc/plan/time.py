@@ -36,6 +36,8 @@ CONTENTION = 0.25
 DIRECT_SHARE = {"fp32": 0.72}
 # Passes of the optimizer over its states: for-each kernels read and write them several times.
 OPTIMIZER_PASSES = {"eager": 2.5, "compiled": 2.5, "fused": 1.0}
+# Bytes per clock and multiprocessor of image networks' elementwise kernels.
+NARROW_BYTES_PER_CLOCK = 8
 # Convolutional networks: passes over the tensors of the layers that multiply nothing, backward to forward.
 NETWORK_BACKWARD = 2.0
 
@@ -527,6 +529,25 @@ def _network_time(graph: Graph, layout: Layout, recipe: Recipe, device: Device) 
     host = compute("host", f.launch_s, kernels=3 * kernels, kernel_launch_s=device.launch)
     time.launch = compute("launch", f.exposed_launch_s, device_s=time.device_s, host_s=host)
     return time
+
+
+def _narrow(name: str, moved: Line, device: Device) -> Line:
+    """Elementwise layers of image networks: bound by memory or by instruction issue, the slower one."""
+    memory = device.move(name, moved)
+    gpu = device.gpu
+    if gpu.sm_count is None or gpu.boost_clock is None:
+        return memory
+    issue = compute(
+        name,
+        f.narrow_kernel_s,
+        bytes_moved=moved,
+        multiprocessors=gpu.sm_count,
+        clock_hz=gpu.boost_clock.line("boost_clock"),
+        bytes_per_clock=NARROW_BYTES_PER_CLOCK,
+    )
+    return max(
+        memory, issue, key=lambda line: float(line.value.sum() if hasattr(line.value, "sum") else line.value)
+    )
 
 
 # --- rates -----------------------------------------------------------------------------------------
