@@ -234,14 +234,17 @@ def fused_loss_bytes(*, vocab: Num, activation_bytes: Num) -> Num:
 @formula(
     unit="bytes", source="Liger fused linear cross entropy: chunk rule read in its source; not measured here"
 )
-def chunked_loss_bytes(*, tokens: Num, vocab: Num, hidden: Num, activation_bytes: Num) -> Num:
+def chunked_loss_bytes(
+    *, tokens: Num, vocab: Num, hidden: Num, activation_bytes: Num, head_trained: Num
+) -> Num:
     """Linear and cross entropy together: input gradient, weight gradient and one chunk of logits.
 
-    Chunk rows are ceil(tokens / ceil(vocab / hidden)), in compute type and fp32.
+    Chunk rows are ceil(tokens / ceil(vocab / hidden)), in compute type and fp32. head_trained 0: the
+    output matrix is frozen and has no gradient.
     """
     return (
         activation_bytes * hidden * tokens
-        + activation_bytes * vocab * hidden
+        + head_trained * activation_bytes * vocab * hidden
         + ceil_div(tokens, ceil_div(vocab, hidden)) * vocab * (activation_bytes + 4)
     )
 

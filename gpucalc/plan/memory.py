@@ -212,6 +212,17 @@ class _Stage:
         recipe = self.recipe
         if "gradients" in recipe.offload:
             return ()
+        if recipe.optimizer_in_backward:
+            return (
+                compute(
+                    "gradients",
+                    mem.gradient_bytes,
+                    params=self._largest_tensor(),
+                    element_bytes=recipe.gradient_bytes,
+                    shard=self.layout.shard,
+                    zero_stage=self.layout.zero_stage,
+                ),
+            )
         if recipe.adapters is None:
             return (self._split("gradients", mem.gradient_bytes, element_bytes=recipe.gradient_bytes),)
         parts = tuple(
@@ -226,6 +237,13 @@ class _Stage:
             for name, params, size in self.trained_parts()
         )
         return (total("gradients", parts, unit="bytes"),)
+
+    def _largest_tensor(self) -> float:
+        """Elements of the largest single weight of the stage, on this rank."""
+        sizes = [
+            linear.inputs * linear.outputs for run in self.stage.layers for linear in block_linears(run.block)
+        ]
+        return max(*sizes, self.stage.embedding.sharded, self.stage.head.sharded, 0) / self.layout.tp
 
     def trained_parts(self) -> tuple[tuple[str, float, int], ...]:
         """Adapters, and the tables where they are trained too: name, parameters, element size.
@@ -601,8 +619,9 @@ class _Stage:
                 vocab=vocab,
                 hidden=self.graph.head.hidden,
                 activation_bytes=recipe.activation_bytes,
+                head_trained=int(recipe.adapters is None or recipe.adapters.trained_embeddings),
             )
-            return (line,)
+            return (line, *self.fsdp_root())
         if recipe.loss == "fused":
             line = compute(
                 "logits",

@@ -184,16 +184,17 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         sizes = ElementSizes(2, 2, trained, trained, trained, 0)
     states = OPTIMIZER_STATES.get(run.optimizer)
     state_bytes = QUANTISED_STATE_BYTES[run.optimizer] if states is None else float(states * sizes.state)
-    kernels = "fused" if framework == "megatron" else "compiled" if run.compile else "eager"
+    fused = framework == "megatron" or run.fused_kernels
+    kernels = "fused" if fused else "compiled" if run.compile else "eager"
     attention = run.attention or "sdpa"
-    chunked = run.fused_loss and framework != "megatron"
-    megatron_fusion = framework == "megatron" and (run.fused_loss or attention == "flash")
-    # torchtitan compiles the loss too, but not when vocabulary parallelism runs it through DTensor.
-    titan_fusion = framework == "torchtitan" and run.compile and run.tp == 1
-    fused = megatron_fusion or titan_fusion
+    fusion = "fused" if framework == "megatron" or run.compile else "chunked"
     recompute, scope = _recompute(run)
     offload = tuple(_OFFLOADED[run.offload])
-    foreach = run.optimizer in ("adamw", "adam") and framework in ("ddp", "hf", "fsdp")
+    foreach = (
+        not run.optimizer_in_backward
+        and run.optimizer in ("adamw", "adam")
+        and framework in ("ddp", "hf", "fsdp")
+    )
     return Recipe(
         framework=framework,
         precision=precision,
@@ -212,7 +213,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         recompute_scope=scope,
         seq_len=sequence_length(run, graph),
         autocast=sizes.autocast,
-        loss="chunked" if chunked else "fused" if fused else "unfused",
+        loss=fusion if run.fused_loss else "unfused",
         method=run.method,
         adapters=adapters,
         dropout=run.dropout if run.dropout is not None else graph.family in DROPOUT_FAMILIES,
@@ -221,6 +222,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         wrapped_root=framework == "fsdp" and not run.wrap_tables,
         # torchtitan keeps weights gathered under pipeline parallelism, to gather once a step.
         reshard=run.reshard_after_forward is not False and not (framework == "torchtitan" and run.pp != 1),
+        optimizer_in_backward=run.optimizer_in_backward,
         gathered_tp_inputs=framework == "torchtitan",
         offload=offload,
     )

@@ -36,8 +36,9 @@ CONTENTION = 0.25
 DIRECT_SHARE = {"fp32": 0.72}
 # Passes of the optimizer over its states: for-each kernels read and write them several times.
 OPTIMIZER_PASSES = {"eager": 2.5, "compiled": 2.5, "fused": 1.0}
-# Bytes per clock and multiprocessor of image networks' elementwise kernels.
-NARROW_BYTES_PER_CLOCK = 8
+# What one multiprocessor's elementwise kernels move per clock in image networks, in bytes and in elements.
+NARROW_BYTES_PER_CLOCK = 8.0
+NARROW_ELEMENTS_PER_CLOCK = 2.5
 # Convolutional networks: passes over the tensors of the layers that multiply nothing, backward to forward.
 NETWORK_BACKWARD = 2.0
 
@@ -520,33 +521,29 @@ def _network_time(graph: Graph, layout: Layout, recipe: Recipe, device: Device) 
         rest = compute(
             "bytes", f.elementwise_bytes, tokens=images, width=traffic, passes=factor, element_bytes=size
         )
-        lines.append(
-            total(
-                name, (*(convolutions for _ in range(products)), device.move("elementwise", rest)), unit="s"
-            )
-        )
+        elementwise = _image_traffic("elementwise", rest, size, device)
+        lines.append(total(name, (*(convolutions for _ in range(products)), elementwise), unit="s"))
     kernels = network.layers or 0
     host = compute("host", f.launch_s, kernels=3 * kernels, kernel_launch_s=device.launch)
     time.launch = compute("launch", f.exposed_launch_s, device_s=time.device_s, host_s=host)
     return time
 
 
-def _narrow(name: str, moved: Line, device: Device) -> Line:
-    """Elementwise layers of image networks: bound by memory or by instruction issue, the slower one."""
-    memory = device.move(name, moved)
+def _image_traffic(name: str, moved: Line, element_bytes: Num, device: Device) -> Line:
+    """Elementwise layers of image networks; bound by memory alone where the GPU's clock is not known."""
     gpu = device.gpu
     if gpu.sm_count is None or gpu.boost_clock is None:
-        return memory
-    issue = compute(
+        return device.move(name, moved)
+    return compute(
         name,
-        f.narrow_kernel_s,
+        f.image_traffic_s,
         bytes_moved=moved,
+        element_bytes=element_bytes,
         multiprocessors=gpu.sm_count,
         clock_hz=gpu.boost_clock.line("boost_clock"),
         bytes_per_clock=NARROW_BYTES_PER_CLOCK,
-    )
-    return max(
-        memory, issue, key=lambda line: float(line.value.sum() if hasattr(line.value, "sum") else line.value)
+        elements_per_clock=NARROW_ELEMENTS_PER_CLOCK,
+        **device.traffic,
     )
 
 

@@ -182,6 +182,7 @@ _TRAIN_KEYS: dict[str, tuple[str, ...]] = {
     "dp_shard": ("fsdp", "torchtitan", "megatron"),
     "reshard_after_forward": ("fsdp", "torchtitan"),
     "wrap_tables": ("fsdp", "torchtitan"),
+    "optimizer_in_backward": ("ddp", "hf", "fsdp"),
     "gradient_as_bucket_view": ("ddp", "hf"),
 }
 _STAGES: dict[str, tuple[int, ...]] = {
@@ -270,12 +271,20 @@ class TrainRun(Spec):
     flash_attention: Flag | None = Field(
         default=None, description="true: attention flash, false: attention eager"
     )
-    fused_loss: Flag = Field(default=False, description="the loss never holds whole logits (Liger, chunked)")
+    fused_loss: Flag | None = Field(
+        default=None, description="the loss never holds fp32 logits (Liger, chunked, Megatron fusion, compiled)"
+    )
+    fused_kernels: Flag = Field(
+        default=False, description="norms, rotary and gated MLP in one kernel each (Liger, Apex)"
+    )
     compile: Flag = Field(default=False, description="torch.compile")
     dropout: Flag | None = Field(
         default=None, description="whether dropout is active; unset: as the model says"
     )
     gradient_as_bucket_view: Flag = False
+    optimizer_in_backward: Flag = Field(
+        default=False, description="each gradient is stepped and freed as soon as it is made"
+    )
     wrap_tables: Flag = Field(
         default=False, description="FSDP: embedding and output layer are wrapped on their own"
     )
@@ -477,7 +486,6 @@ _TRAIN_DEFAULTS = {
     "micro_batch": "searched: the largest that fits",
     "recompute": "off in every framework until asked for",
     "method": "all parameters are trained",
-    "fused_loss": "off in every framework until asked for",
     "compile": "off in every framework until asked for",
     "offload": "off in every framework until asked for",
 }
@@ -521,6 +529,14 @@ def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
             choose("attention", "flash", f"{run.framework} uses fused attention")
         else:
             choose("attention", "sdpa", "PyTorch's and Transformers' default")
+    if run.fused_loss is None:
+        attention = chosen.get("attention", run.attention)
+        if run.framework == "megatron" and attention == "flash":
+            choose("fused_loss", True, "the published Megatron-Core recipes fuse cross entropy")
+        elif run.framework == "torchtitan" and run.compile and run.tp == 1:
+            choose("fused_loss", True, "torchtitan compiles the loss with the model since April 2025")
+        else:
+            choose("fused_loss", False, f"off in {run.framework} until asked for")
     if run.sequence_parallel is None:
         beside_tp = run.tp == "auto" or run.tp > 1
         if beside_tp and run.framework in ("megatron", "torchtitan"):
