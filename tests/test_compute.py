@@ -132,6 +132,29 @@ def test_other_times_by_hand() -> None:
     assert f.state_mixer_flops(tokens=2, heads=3, key_dim=4, value_dim=5, chunk=8) == 6 * (80 + 72)
 
 
+def test_in_step_rates_by_hand() -> None:
+    assert f.in_step_efficiency(alone=0.8, training_efficiency=0.9) == pytest.approx(0.72)
+    # fp8 reached 0.6 with casts where 16 bits reached 0.8: casts cost a quarter, fp4 loses as much
+    assert f.unquantised_efficiency(measured=0.3, wide=0.8, fp8=0.6) == pytest.approx(0.4)
+    assert f.repeated_s(each_s=0.5, times=6) == 3
+    assert f.shared_s(whole_s=4.0, share=0.25) == 1
+    assert f.shared_pairs(pairs=64, cp=4) == 16
+    assert f.network_flops(images=3, flops_per_image=10.0, direct_share=0.5) == 15
+    # 2e9 bytes: 1 s of memory at 2e9 B/s; 2 processors x 1e8 Hz x 5 B issue 1e9 B/s, so 2 s
+    slow = {"bandwidth_bytes_per_s": 2e9, "hbm_efficiency": 1.0, "multiprocessors": 2, "clock_hz": 1e8}
+    assert f.image_traffic_s(bytes_moved=2e9, bytes_per_clock=5, **slow) == pytest.approx(2.0)
+    assert f.image_traffic_s(bytes_moved=2e9, bytes_per_clock=50, **slow) == pytest.approx(1.0)
+
+
+def test_gradient_bytes_by_hand() -> None:
+    moved = f.weight_gradient_bytes(
+        rows=10, inputs=4, outputs=6, matrices=2, operand_bytes=2, gradient_bytes=4, gradient_passes=2
+    )
+    assert moved == 10 * 10 * 2 + 2 * 24 * 4 * 2
+    assert f.attention_backward_bytes(forward_bytes=100) == 200
+    assert f.tokens_per_s_per_gpu(tokens_per_s=100.0, gpus=4) == 25
+
+
 def test_rates_by_hand() -> None:
     assert f.flops_utilisation(flops=8e12, step_s=2.0, gpus=4, peak_flops_per_s=2e12) == 0.5
     assert f.tokens_per_s(tokens=100, step_s=4.0) == 25

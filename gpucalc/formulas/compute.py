@@ -272,16 +272,24 @@ def traffic_s(*, bytes_moved: Num, bandwidth_bytes_per_s: Num, hbm_efficiency: N
     return bytes_moved / (bandwidth_bytes_per_s * hbm_efficiency)
 
 
-@formula(
-    unit="s",
-    source="Fitted to published ResNet and SSD runs on A100 and H100: 8 bytes per clock and multiprocessor",
-)
-def narrow_kernel_s(*, bytes_moved: Num, multiprocessors: Num, clock_hz: Num, bytes_per_clock: Num) -> Num:
-    """Time of batch norms, activations and additions over image tensors, bound by instruction issue.
+@formula(unit="s", source="Fitted to published convolutional training runs on V100, A100, H100 and RTX 3090")
+def image_traffic_s(
+    *,
+    bytes_moved: Num,
+    bandwidth_bytes_per_s: Num,
+    hbm_efficiency: Num,
+    multiprocessors: Num,
+    clock_hz: Num,
+    bytes_per_clock: Num,
+) -> Num:
+    """Time of batch norms, activations and additions over image tensors.
 
-    Where memory is fast for the number of multiprocessors (A100, H100), this and not memory binds.
+    Bound by device memory or, where memory is fast for the number of multiprocessors (A100, H100), by
+    the loads a multiprocessor issues per clock.
     """
-    return bytes_moved / (multiprocessors * clock_hz * bytes_per_clock)
+    return bytes_moved / minimum(
+        bandwidth_bytes_per_s * hbm_efficiency, multiprocessors * clock_hz * bytes_per_clock
+    )
 
 
 @formula(unit="s", source="Arithmetic")
