@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from gpucalc.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -54,6 +54,20 @@ systems_app = _group("List, show and compare servers and cloud instances.")
 app.add_typer(gpus_app, name="gpus")
 app.add_typer(models_app, name="models")
 app.add_typer(systems_app, name="systems")
+
+
+def program(words: Sequence[str]) -> typer.Typer:
+    """The command line these words need: building the commands they do not call costs 5 ms."""
+    called = next((word for word in words if not word.startswith("-")), None)
+    commands = [command for command in app.registered_commands if command.name == called]
+    groups = [group for group in app.registered_groups if group.name == called]
+    if not commands and not groups:
+        return app
+    narrow = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    narrow.registered_callback = app.registered_callback
+    narrow.registered_commands, narrow.registered_groups = commands, groups
+    return narrow
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 CatalogDir = Annotated[
@@ -463,10 +477,10 @@ def _size(text: str | None, flag: str) -> float:
 
 
 def emit_json(body: Mapping[str, Any]) -> None:
-    """Print one document."""
+    """Print one document: indented for a reader at a terminal, on one line for a program."""
     from gpucalc.report import json
 
-    emit(json.text(body))
+    emit(json.text(body, indent=2 if sys.stdout.isatty() else None))
 
 
 def draw(item: RenderableType) -> None:

@@ -13,7 +13,7 @@ from gpucalc.advise import advised
 from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError
 from gpucalc.jobs import ResolvedJob
-from gpucalc.plan.answer import Assumption, Plan
+from gpucalc.plan.answer import Assumption, Level, Plan
 from gpucalc.plan.evaluate import ErrorTable, Subject
 from gpucalc.search import best_run, plan_best
 from gpucalc.spec.hardware import Cluster
@@ -61,7 +61,7 @@ def plan_job(
         settled,
         cluster,
         clusters=lambda card, count: catalog.cluster([(None, count, card)]),
-        larger=_larger(catalog, cluster),
+        larger=_larger(catalog, cluster) if plan.verdict.level is not Level.FITS else (),
         errors=errors,
     )
 

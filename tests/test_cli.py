@@ -48,7 +48,7 @@ def raising(error: BaseException) -> Callable[..., None]:
 def test_an_error_is_one_line_on_stderr_and_a_code(
     error: BaseException, code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(cli, "app", raising(error))
+    monkeypatch.setattr(cli, "program", lambda _: raising(error))
     assert main(["plan", "x"]) == code
     out, err = capsys.readouterr()
     assert out == ""
@@ -57,7 +57,7 @@ def test_an_error_is_one_line_on_stderr_and_a_code(
 
 
 def test_debug_adds_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(cli, "app", raising(ZeroDivisionError("division by zero")))
+    monkeypatch.setattr(cli, "program", lambda _: raising(ZeroDivisionError("division by zero")))
     assert main(["plan", "x", "--debug"]) == 3
     assert "Traceback" in capsys.readouterr().err
 

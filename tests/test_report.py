@@ -37,7 +37,7 @@ def test_explanation_table(width: int, golden: Golden) -> None:
 
 def test_plan_document(golden: Golden) -> None:
     document = json.plan(fake.plan(), {"catalogue": {"gpus/h100-sxm": "0123456789ab"}})
-    golden("plan.json", json.text(document))
+    golden("plan.json", json.text(document, indent=2))
 
 
 def test_the_document_starts_with_its_schema_version() -> None:

