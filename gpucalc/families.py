@@ -43,6 +43,8 @@ class Family:
     query_gate: bool = False  # the query projection also yields a gate on the attention output
     sinks: str = "none"  # none | all | sliding: one learned logit per head
     router_bias: bool = False
+    fp32_router: bool = False  # the router casts its input and multiplies in fp32
+    clamped_experts: bool = False  # gate and up are clamped before the product
     expert_bias: bool = False
     shared_expert_gate: bool = False
     dense_beside_moe: bool = False  # a dense part runs next to the experts in every layer
@@ -92,7 +94,7 @@ _BERT = Family(
 )
 _GEMMA = Family(norm="rmsnorm_fp32_weight", activation="gelu_tanh", tied_embeddings=True)
 _MOE = Family()
-_DEEPSEEK = Family(position_kind="rope_partial")
+_DEEPSEEK = Family(position_kind="rope_partial", fp32_router=True)
 _QWEN_HYBRID = Family(
     norm="rmsnorm_fp32_weight",
     qk_norm="head",
@@ -291,6 +293,7 @@ FAMILIES: dict[str, Family] = {
         sinks="all",
         router_bias=True,
         expert_bias=True,
+        clamped_experts=True,
     ),
     "llama4": Family(vision="llama4"),
     "deepseek_v2": _DEEPSEEK,

@@ -131,7 +131,10 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Moe:
-    """Routed experts with optional shared experts. `linears` has the router, the experts, the shared part."""
+    """Routed experts with optional shared experts. `linears` has the router, the experts, the shared part.
+
+    activation: as of an Mlp, or swiglu_clamped.
+    """
 
     hidden: int
     experts: int
@@ -143,6 +146,7 @@ class Moe:
     linears: tuple[Linear, ...]
     vectors: tuple[Vector, ...] = ()
     latent: int | None = None  # width the experts work in when it is not hidden
+    fp32_router: bool = False  # the router multiplies in fp32, whatever the compute type
 
 
 Mixer = Attention | StateMixer

@@ -261,9 +261,10 @@ def experts(d: Draft, hidden: int) -> Moe:
         expert_ffn=width,
         shared_ffn=shared,
         gated=t.gated_mlp,
-        activation=t.activation,
+        activation="swiglu_clamped" if t.clamped_experts else t.activation,
         linears=tuple(linears),
         vectors=vectors,
+        fp32_router=t.fp32_router,
         latent=moe.latent,
     )
 

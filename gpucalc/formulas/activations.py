@@ -23,18 +23,19 @@ TE = "Megatron-Core with TransformerEngine, checked against published B200 peaks
 
 
 @formula(unit="bytes/token", source=SAVED_TENSORS)
-def rmsnorm_saved_bytes(*, width: Num, activation_bytes: Num) -> Num:
+def rmsnorm_saved_bytes(*, width: Num, rows: Num, activation_bytes: Num) -> Num:
     """RMSNorm as transformers' Llama writes it: fp32 copy, rstd, normalised tensor in the input's type.
 
-    6h + 4 at 16 bit, 8h + 4 at 32 bit. Exact in 40 cases.
+    rows: vectors of that token that are normalised apart (heads, for a norm per head), together `width`
+    wide. 6h + 4 at 16 bit, 8h + 4 at 32 bit. Exact in 40 cases.
     """
-    return 4 * width + where(activation_bytes == 2, 2, 4) * width + 4
+    return 4 * width + where(activation_bytes == 2, 2, 4) * width + 4 * rows
 
 
 @formula(unit="bytes/token", source=SAVED_TENSORS)
-def rmsnorm_fp32_weight_saved_bytes(*, width: Num) -> Num:
+def rmsnorm_fp32_weight_saved_bytes(*, width: Num, rows: Num) -> Num:
     """RMSNorm whose weight multiplies in fp32 (Gemma, OLMo-2, gpt-oss): two fp32 tensors and rstd."""
-    return 8 * width + 4
+    return 8 * width + 4 * rows
 
 
 @formula(unit="bytes/token", source=SAVED_TENSORS)
@@ -50,9 +51,9 @@ def cohere_layernorm_saved_bytes(*, width: Num) -> Num:
 
 
 @formula(unit="bytes/token", source=TE)
-def fused_rmsnorm_saved_bytes(*, width: Num, activation_bytes: Num) -> Num:
+def fused_rmsnorm_saved_bytes(*, width: Num, rows: Num, activation_bytes: Num) -> Num:
     """RMSNorm in one kernel (TransformerEngine, Apex, Liger, torch's own): its input and rstd."""
-    return activation_bytes * width + 4
+    return activation_bytes * width + 4 * rows
 
 
 # --- inputs of matrix multiplications --------------------------------------------------------------
@@ -107,8 +108,8 @@ def eager_attention_saved_bytes(
     """Unfused attention: q, expanded k and v, out, and score-sized tensors of heads x span per token.
 
     probability_bytes: 4 + element size where softmax runs in fp32 and casts back (Llama family), the
-    element size alone where it does not (GPT-2, BERT, Megatron). dropout 1 adds the mask (1 byte) and the
-    dropped probabilities.
+    element size alone where it does not (GPT-2, BERT, Megatron); one element more where scores are capped
+    (Gemma 2). dropout 1 adds the mask (1 byte) and the dropped probabilities.
     """
     return (
         4 * activation_bytes * query_width
@@ -180,7 +181,8 @@ def moe_saved_bytes(
 ) -> Num:
     """Routed experts: every chosen expert's input and output, and what its MLP keeps.
 
-    expert_tensors: 4 written out, 3 fused or compiled. imbalance: the busiest rank's load over the mean.
+    expert_tensors: 4 written out (7 for gpt-oss, which clamps gate and up), 3 fused or compiled.
+    imbalance: the busiest rank's load over the mean.
     """
     return (
         imbalance

@@ -6,15 +6,15 @@ This module only chooses formulas by the shape of the layer and the code path; t
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpucalc.formulas import activations as act
-from gpucalc.graph import Attention, Block, FeedForward, Linear, Mlp, Moe, Norm, StateMixer
+from gpucalc.graph import Attention, Block, FeedForward, Linear, Mlp, Moe, Norm, Shard, StateMixer
 from gpucalc.line import Kind, Line, compute, total
 from gpucalc.plan.layout import Adapters, Recipe
 
 # Tensors of width ffn that a two-matrix MLP keeps, by activation, written out and fused.
 PLAIN_MLP_TENSORS = {"relu": 1, "relu2": 2, "gelu": 2, "gelu_tanh": 2, "gelu_new": 5, "silu": 2}
+# The same for gated experts written out: gpt-oss clamps gate and up and adds one before the product.
+GATED_EXPERT_TENSORS = {"swiglu_clamped": 7}
 CHUNK_TOKENS = 256  # tokens per saved state in Mamba-2 and flash-linear-attention kernels
 
 
@@ -28,7 +28,7 @@ def layer_line(block: Block, recipe: Recipe, *, seq_len: int, memory_tokens: flo
     frozen = recipe.adapters is not None
     parts.extend(_norm_lines(block, recipe, frozen))
     if block.mixer is not None:
-        parts.extend(_mixer_lines(block.mixer, recipe, seq_len, frozen))
+        parts.extend(_mixer_lines(block.mixer, recipe, seq_len, frozen, _norm_kind(block)))
     if block.cross is not None:
         parts.extend(_cross_lines(block.cross, recipe, seq_len, memory_tokens, frozen))
     for ffn in (block.ffn, block.beside):
@@ -50,7 +50,7 @@ def layer_line(block: Block, recipe: Recipe, *, seq_len: int, memory_tokens: flo
             compute("dropout_masks", act.dropout_mask_saved_bytes, width=_hidden(block), masks=masks)
         )
     if recipe.adapters is not None:
-        parts.extend(_adapter_lines(block, recipe.adapters))
+        parts.extend(_adapter_lines(block, recipe.adapters, recipe.activation_bytes))
         if recipe.adapters.keeps_frozen_inputs:
             parts.extend(_frozen_input_lines(block, recipe))
     return total("saved_per_token", tuple(parts), unit="bytes/token")
@@ -110,26 +110,32 @@ def _hidden(block: Block) -> int:
     return block.norms[0].width
 
 
+def _norm_kind(block: Block) -> str:
+    """How norms inside the mixer are written: as the block's own where those are RMS norms."""
+    kinds = [norm.kind for norm in block.norms if norm.kind.startswith("rmsnorm")]
+    return kinds[0] if kinds else "rmsnorm"
+
+
 def _norm_lines(block: Block, recipe: Recipe, frozen: bool) -> list[Line]:
     return [norm_line(norm, recipe, frozen=frozen) for norm in block.norms if norm.kind != "none"]
 
 
-def norm_line(norm: Norm, recipe: Recipe, *, frozen: bool) -> Line:
-    """Bytes per token a norm keeps; frozen: its weight is not trained."""
+def norm_line(norm: Norm, recipe: Recipe, *, frozen: bool, rows: int = 1) -> Line:
+    """Bytes per token a norm keeps; frozen: its weight is not trained; rows: heads it normalises apart."""
     name = norm.name
     width = norm.width
     size = 4 if recipe.autocast else recipe.activation_bytes
     if norm.kind.startswith("layernorm") and norm.kind != "layernorm_cohere":
         return compute(name, act.layernorm_saved_bytes, width=width, activation_bytes=size)
     if recipe.kernels != "eager":
-        return compute(name, act.fused_rmsnorm_saved_bytes, width=width, activation_bytes=size)
+        return compute(name, act.fused_rmsnorm_saved_bytes, width=width, rows=rows, activation_bytes=size)
     if frozen:  # a frozen weight needs no normalised tensor: the fp32 copy and rstd stay
-        return compute(name, act.fused_rmsnorm_saved_bytes, width=width, activation_bytes=4)
+        return compute(name, act.fused_rmsnorm_saved_bytes, width=width, rows=rows, activation_bytes=4)
     if norm.kind == "layernorm_cohere":
         return compute(name, act.cohere_layernorm_saved_bytes, width=width)
     if norm.kind == "rmsnorm_fp32_weight":
-        return compute(name, act.rmsnorm_fp32_weight_saved_bytes, width=width)
-    return compute(name, act.rmsnorm_saved_bytes, width=width, activation_bytes=size)
+        return compute(name, act.rmsnorm_fp32_weight_saved_bytes, width=width, rows=rows)
+    return compute(name, act.rmsnorm_saved_bytes, width=width, rows=rows, activation_bytes=size)
 
 
 def _inputs(
@@ -145,7 +151,9 @@ def _inputs(
     return [compute(name, act.linear_input_saved_bytes, width=width, element_bytes=size, copies=copies)]
 
 
-def _mixer_lines(mixer: Attention | StateMixer, recipe: Recipe, seq_len: int, frozen: bool) -> list[Line]:
+def _mixer_lines(
+    mixer: Attention | StateMixer, recipe: Recipe, seq_len: int, frozen: bool, norm_kind: str
+) -> list[Line]:
     size = recipe.activation_bytes
     lines: list[Line] = []
     if not frozen:
@@ -167,10 +175,10 @@ def _mixer_lines(mixer: Attention | StateMixer, recipe: Recipe, seq_len: int, fr
             )
         )
         return lines
-    return lines + _attention_lines(mixer, recipe, seq_len)
+    return lines + _attention_lines(mixer, recipe, seq_len, norm_kind)
 
 
-def _attention_lines(mixer: Attention, recipe: Recipe, seq_len: int) -> list[Line]:
+def _attention_lines(mixer: Attention, recipe: Recipe, seq_len: int, norm_kind: str) -> list[Line]:
     size = recipe.activation_bytes
     query, kv = mixer.heads * mixer.qk_dim, mixer.kv_heads * mixer.qk_dim
     lines: list[Line] = []
@@ -196,6 +204,7 @@ def _attention_lines(mixer: Attention, recipe: Recipe, seq_len: int) -> list[Lin
     if recipe.attention == "eager":
         span = min(seq_len, mixer.span or seq_len)
         fp32_softmax = recipe.kernels == "eager" and mixer.rope != "none"
+        probability = (4 + size) if fp32_softmax and size == 2 else size
         lines.append(
             compute(
                 "attention",
@@ -204,7 +213,7 @@ def _attention_lines(mixer: Attention, recipe: Recipe, seq_len: int) -> list[Lin
                 heads=mixer.heads,
                 span=span,
                 activation_bytes=size,
-                probability_bytes=(4 + size) if fp32_softmax and size == 2 else size,
+                probability_bytes=probability + (size if mixer.softcap else 0),
                 dropout=int(recipe.dropout),
             )
         )
@@ -239,7 +248,8 @@ def _attention_lines(mixer: Attention, recipe: Recipe, seq_len: int) -> list[Lin
     if mixer.qk_norm != "none":
         for name, heads in (("q_norm", mixer.heads), ("k_norm", mixer.kv_heads)):
             width = heads * mixer.qk_dim
-            lines.append(norm_line(Norm(name, "rmsnorm", width, 0), recipe, frozen=False))
+            rows = 1 if mixer.qk_norm == "width" else heads
+            lines.append(norm_line(Norm(name, norm_kind, width, 0), recipe, frozen=False, rows=rows))
     return lines
 
 
@@ -299,12 +309,22 @@ def _ffn_lines(ffn: FeedForward, block: Block, recipe: Recipe, frozen: bool) -> 
     if ffn.shared_ffn:
         lines.append(_mlp_line("shared_experts", ffn.shared_ffn, ffn.gated, ffn.activation, recipe, frozen))
     lines += _inputs("moe_input", ffn.linears[:1], ffn.hidden, recipe)
+    if ffn.fp32_router and recipe.kernels == "eager" and size == 2:
+        lines.append(
+            compute(
+                "router_input",
+                act.linear_input_saved_bytes,
+                width=ffn.hidden,
+                element_bytes=4,
+                copies=1,
+            )
+        )
     return lines
 
 
 def _expert_tensors(ffn: Moe, recipe: Recipe) -> int:
     if ffn.gated:
-        return 4 if recipe.kernels == "eager" else 3
+        return GATED_EXPERT_TENSORS.get(ffn.activation, 4) if recipe.kernels == "eager" else 3
     return PLAIN_MLP_TENSORS.get(ffn.activation, 2) if recipe.kernels == "eager" else 2
 
 
@@ -341,11 +361,15 @@ def _frozen_input_lines(block: Block, recipe: Recipe) -> list[Line]:
     return lines
 
 
-def _adapter_lines(block: Block, adapters: Adapters) -> list[Line]:
+def _adapter_lines(block: Block, adapters: Adapters, activation_bytes: int) -> list[Line]:
     lines: list[Line] = []
+    # An adapter in the activations' type reads the input its neighbours read, and the output projection's
+    # reads the attention output; one of another type, or with dropout, makes a copy of its own.
+    shares = adapters.input_bytes == activation_bytes and not adapters.casts and not adapters.dropout
     for part in (block.mixer, block.ffn):
         if part is None:
             continue
+        seen: set[int] = set()
         for linear in part.linears:
             if linear.name in adapters.targets:
                 if adapters.kind == "adapter_v2":  # a scale and a bias on the output
@@ -359,14 +383,17 @@ def _adapter_lines(block: Block, adapters: Adapters) -> list[Line]:
                         )
                     )
                     continue
-                inputs: Any = linear.inputs
+                attended = isinstance(part, Attention) and linear.shard is Shard.ROW
+                kept = shares and (attended or linear.inputs in seen)
+                if not attended:
+                    seen.add(linear.inputs)
                 lines.append(
                     compute(
                         f"lora_{linear.name}",
                         act.lora_saved_bytes,
-                        inputs=inputs,
+                        inputs=0 if kept else linear.inputs,
                         rank=adapters.rank,
-                        element_bytes=adapters.element_bytes,
+                        element_bytes=adapters.input_bytes,
                         dropout=int(adapters.dropout),
                     )
                 )

@@ -54,6 +54,8 @@ class Adapters:
     rank: int
     targets: tuple[str, ...]
     element_bytes: int
+    input_bytes: int  # of the input an adapter keeps: its own type, or the compute type under autocast
+    casts: bool  # autocast: each adapter makes its own copy of the input
     dropout: bool
     base_bytes_per_param: float  # of the frozen linears: 2, or what a quantised base takes
     trained_embeddings: bool

@@ -36,6 +36,7 @@ _RESIDUAL_WIDE = {
     "cross_input",
     "dropout_masks",
     "router",
+    "router_input",
     "layer_input",
     "kv_lora_norm",
     "kv_lora_input",

@@ -323,10 +323,15 @@ def _adapters(run: TrainRun, graph: Graph) -> Adapters:
                 )
             wanted += found
         targets = tuple(dict.fromkeys(wanted))
+    size = 2 if lora.dtype == "bf16" else 4
+    # 16-bit mixed precision runs these two under autocast, adapters included.
+    autocast = run.framework in ("ddp", "hf") and run.precision in ("bf16", "fp16")
     return Adapters(
         rank=lora.rank,
         targets=targets,
-        element_bytes=2 if lora.dtype == "bf16" else 4,
+        element_bytes=size,
+        input_bytes=2 if autocast else size,
+        casts=autocast and size == 4,
         dropout=lora.dropout > 0,
         base_bytes_per_param=BASE_BYTES[run.quantization],
         trained_embeddings=lora.train_embeddings,
