@@ -73,7 +73,10 @@ def usd_per_million_tokens(*, usd_per_gpu_hour: Num, gpus: Num, tokens_per_s: Nu
     return usd_per_gpu_hour * gpus / 3600 / tokens_per_s * 1e6
 
 
-@formula(unit="W", source="Published node maxima over their GPUs' limits: DGX A100 2.03, H100 1.82, GB200 rack 1.46")
+@formula(
+    unit="W",
+    source="Published node maxima over their GPUs' limits: DGX A100 2.03, H100 1.82, GB200 rack 1.46",
+)
 def host_power_w(*, gpu_power_w: Num, share: Num) -> Num:
     """Power of hosts, fans and network around boards of that power."""
     return gpu_power_w * share

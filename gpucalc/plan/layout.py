@@ -99,6 +99,9 @@ class Recipe:
     cached_fp8_weights: bool  # TransformerEngine keeps fp8 copies beside 16-bit weights
     wrapped_root: bool  # FSDP: embedding and head stay gathered in the root group
     reshard: bool  # FSDP: gathered weights are freed after forward
+    keeps_gradients: bool  # zero_grad fills with zeros instead of freeing (PyTorch before 2.0)
+    static_buffers: bool  # gradients and parameters live in buffers allocated once
+    eager_context: bool  # CUDA loads every kernel at start (before 11.7)
     optimizer_in_backward: bool  # gradients are stepped and freed one by one
     gathered_tp_inputs: bool  # tensor-parallel linears keep their gathered, whole input
     offload: tuple[str, ...]  # any of optimizer, gradients, parameters, activations

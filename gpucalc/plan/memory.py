@@ -127,7 +127,8 @@ class _Stage:
         kept = self.activations()
         logits = self.head_saved()
         gradients_full = self.gradients()
-        persistent = self.accumulates or self.recipe.framework == "megatron"
+        recipe = self.recipe
+        persistent = self.accumulates or recipe.framework == "megatron" or recipe.keeps_gradients
         held = gradients_full if persistent else ()
         buffers = self.buffers()
         forward = (*states, *held, *buffers, *kept, *self.forward_transients())
@@ -161,9 +162,17 @@ class _Stage:
                 "allocator_overhead",
                 mem.allocator_overhead_bytes,
                 allocated_bytes=allocated.value,
-                overhead_fraction=allowances.ALLOCATOR_OVERHEAD,
+                overhead_fraction=allowances.ALLOCATOR_OVERHEAD
+                if self.recipe.static_buffers
+                else allowances.VARIED_ALLOCATOR_OVERHEAD,
             ),
-            compute("cuda_context", mem.cuda_context_bytes, context_bytes=allowances.CUDA_CONTEXT),
+            compute(
+                "cuda_context",
+                mem.cuda_context_bytes,
+                context_bytes=allowances.EAGER_CUDA_CONTEXT
+                if self.recipe.eager_context
+                else allowances.CUDA_CONTEXT,
+            ),
             compute(
                 "nccl_buffers",
                 mem.nccl_buffer_bytes,

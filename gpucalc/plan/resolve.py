@@ -13,7 +13,7 @@ from gpucalc.plan.answer import Assumption
 from gpucalc.plan.layout import Adapters, Layout, Recipe
 from gpucalc.plan.rules import Degrees, broken_rules
 from gpucalc.plan.stages import block_linears
-from gpucalc.spec.job import TrainRun, with_defaults
+from gpucalc.spec.job import THIS_YEAR, TrainRun, with_defaults
 
 # Families whose published training code has dropout on (0.1) unless told otherwise.
 DROPOUT_FAMILIES = frozenset(
@@ -173,10 +173,12 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
     gathered copies; deepspeed, megatron: 16-bit weights with fp32 masters in the optimizer.
     """
     framework, precision = run.framework, run.precision
+    year = run.year if run.year is not None else THIS_YEAR
     pure = precision.endswith("-pure")
     base = precision.removesuffix("-pure")
     wide = base in ("fp32", "tf32")
-    sizes = element_sizes(framework, wide=wide, pure=pure, fp16=base == "fp16")
+    stage = run.zero_stage if isinstance(run.zero_stage, int) else 0
+    sizes = element_sizes(framework, wide=wide, pure=pure, fp16=base == "fp16", stage=stage)
     method_full = run.method == "full"
     adapters = None if method_full else _adapters(run, graph)
     if adapters is not None:  # the base is loaded in 16 bit and frozen, so nothing is cast per use
@@ -222,6 +224,9 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         wrapped_root=framework == "fsdp" and not run.wrap_tables,
         # torchtitan keeps weights gathered under pipeline parallelism, to gather once a step.
         reshard=run.reshard_after_forward is not False and not (framework == "torchtitan" and run.pp != 1),
+        keeps_gradients=year < 2023 and framework not in ("megatron", "deepspeed"),
+        static_buffers=framework == "megatron" and year >= 2023,
+        eager_context=year < 2023,
         optimizer_in_backward=run.optimizer_in_backward,
         gathered_tp_inputs=framework == "torchtitan",
         offload=offload,
@@ -254,7 +259,7 @@ class ElementSizes:
     autocast: bool = False
 
 
-def element_sizes(framework: str, *, wide: bool, pure: bool, fp16: bool) -> ElementSizes:
+def element_sizes(framework: str, *, wide: bool, pure: bool, fp16: bool, stage: int) -> ElementSizes:
     """The element sizes of a framework; wide: 32-bit training, pure: everything in 16 bit."""
     if wide:
         return ElementSizes(4, 4, 4, 4, 4, 0)
@@ -265,7 +270,8 @@ def element_sizes(framework: str, *, wide: bool, pure: bool, fp16: bool) -> Elem
     if framework in ("fsdp", "torchtitan"):
         return ElementSizes(4, 2, 4, 4, 4, 0)
     if framework == "deepspeed":
-        return ElementSizes(2, 2, 2, 2, 4, 4)
+        # bf16 at stage 1 accumulates in fp32 beside the 16-bit gradients, which are zeroed, not freed.
+        return ElementSizes(2, 2, 6 if stage == 1 and not fp16 else 2, 2, 4, 4)
     # Megatron: fp32 main gradients for bf16; with fp16 they are 16-bit and a fp32 copy joins the masters.
     return ElementSizes(2, 2, 2, 2, 4, 8) if fp16 else ElementSizes(2, 2, 4, 4, 4, 4)
 

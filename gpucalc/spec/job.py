@@ -20,6 +20,8 @@ from gpucalc.spec.fleet import GRAMMAR, FleetSpec, parse_fleet
 
 # -- the words a value may be ---------------------------------------------------------------------
 
+THIS_YEAR = 2026  # the releases a run is taken to use when nobody says
+FUSED_ATTENTION_YEAR = 2023  # PyTorch 2.0, Megatron-LM and Transformers gained fused attention
 MAX_DEGREE = 2**17  # ranks along one parallel axis
 MAX_TOKENS_PER_SEQUENCE = 2**27
 MAX_BATCH = 10**9
@@ -272,12 +274,15 @@ class TrainRun(Spec):
         default=None, description="true: attention flash, false: attention eager"
     )
     fused_loss: Flag | None = Field(
-        default=None, description="the loss never holds fp32 logits (Liger, chunked, Megatron fusion, compiled)"
+        default=None, description="the loss never holds fp32 logits (Liger, chunked, compiled)"
     )
     fused_kernels: Flag = Field(
         default=False, description="norms, rotary and gated MLP in one kernel each (Liger, Apex)"
     )
     compile: Flag = Field(default=False, description="torch.compile")
+    year: Annotated[int, Field(ge=2016, le=2100)] | None = Field(
+        default=None, description="release year of the software; older releases keep and compute more"
+    )
     dropout: Flag | None = Field(
         default=None, description="whether dropout is active; unset: as the model says"
     )
@@ -522,18 +527,23 @@ def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
     stage = chosen.get("zero_stage", run.zero_stage)
     if run.reshard_after_forward is None and stage != "auto":
         chosen["reshard_after_forward"] = stage == 3
+    if run.year is None:
+        choose("year", THIS_YEAR, "today's releases; older ones hold more memory and run slower")
+    year = chosen.get("year", run.year)
     if run.attention is None:
         if run.flash_attention is not None:
             chosen["attention"] = "flash" if run.flash_attention else "eager"  # said in other words
+        elif year < FUSED_ATTENTION_YEAR:
+            choose("attention", "eager", f"releases before {FUSED_ATTENTION_YEAR} had no fused attention")
         elif run.framework in ("megatron", "torchtitan"):
             choose("attention", "flash", f"{run.framework} uses fused attention")
         else:
             choose("attention", "sdpa", "PyTorch's and Transformers' default")
     if run.fused_loss is None:
         attention = chosen.get("attention", run.attention)
-        if run.framework == "megatron" and attention == "flash":
+        if run.framework == "megatron" and attention == "flash" and year >= 2024:
             choose("fused_loss", True, "the published Megatron-Core recipes fuse cross entropy")
-        elif run.framework == "torchtitan" and run.compile and run.tp == 1:
+        elif run.framework == "torchtitan" and run.compile and run.tp == 1 and year >= 2025:
             choose("fused_loss", True, "torchtitan compiles the loss with the model since April 2025")
         else:
             choose("fused_loss", False, f"off in {run.framework} until asked for")
