@@ -104,6 +104,7 @@ class Recipe:
     eager_context: bool  # CUDA loads every kernel at start (before 11.7)
     optimizer_in_backward: bool  # gradients are stepped and freed one by one
     gathered_tp_inputs: bool  # tensor-parallel linears keep their gathered, whole input
+    year: int  # of the software: what it overlaps and which kernels it calls
     offload: tuple[str, ...]  # any of optimizer, gradients, parameters, activations
 
     @property

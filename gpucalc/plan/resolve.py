@@ -229,6 +229,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         eager_context=year < 2023,
         optimizer_in_backward=run.optimizer_in_backward,
         gathered_tp_inputs=framework == "torchtitan",
+        year=year,
         offload=offload,
     )
 
