@@ -141,8 +141,11 @@ def norm_line(norm: Norm, recipe: Recipe, *, frozen: bool, rows: int = 1) -> Lin
 def _inputs(
     name: str, linears: tuple[Linear, ...], width: int, recipe: Recipe, *, distinct: int = 1
 ) -> list[Line]:
-    """The input that linears of that width read: one tensor, or one cast copy each under autocast."""
-    readers = sum(1 for linear in linears if linear.inputs == width)
+    """The input that linears of that width read: one tensor, or one cast copy each under autocast.
+
+    Output projections read what the part itself made, which is kept with it.
+    """
+    readers = sum(1 for linear in linears if linear.inputs == width and linear.shard is not Shard.ROW)
     if readers == 0:
         return []
     copies = readers if recipe.autocast else distinct

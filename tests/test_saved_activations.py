@@ -1,0 +1,190 @@
+"""What a layer keeps for backward, against layers that were measured.
+
+tests/data/activations.csv: saved_tensors_hooks on torch 2.13 / transformers 5.24 (and peft 0.21), storages
+counted once, one layer's bytes. `flash` is an attention function that keeps what the GPU kernels keep. The
+CPU differs from CUDA in two ways, which the measured numbers are corrected for here: 16-bit layer norms
+keep their statistics in 16 bit, and attention is not under autocast.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpucalc.formulas.memory import autocast_weight_bytes
+from gpucalc.graph import Block, build_graph
+from gpucalc.plan.activation import layer_line
+from gpucalc.plan.layout import Recipe
+from gpucalc.plan.resolve import resolve_recipe, settle
+from gpucalc.plan.stages import block_params
+from gpucalc.spec.job import TrainRun
+from gpucalc.spec.model import ModelSpec
+
+ROWS = list(csv.DictReader((Path(__file__).parent / "data" / "activations.csv").read_text().splitlines()))
+
+LAYER_NORMS = {"gpt2", "opt", "bert", "starcoder2", "gpt_neox"}
+# Gemma multiplies by 1 + weight: a constant of 4 h per norm, whatever the tokens. Routers: up to 50 bytes
+# of indexes and scores per token, by family.
+BOUNDS = {
+    "gemma": 0.002,
+    "gemma2": 0.002,
+    "gemma3": 0.002,
+    "cohere": 0.002,
+    "mixtral": 0.002,
+    "qwen3_moe": 0.002,
+    "deepseek_v3": 0.002,
+    "gpt_oss": 0.002,
+}
+EXACT = 1e-9
+
+
+def layer(row: dict[str, str]) -> tuple[Block, Recipe]:
+    """The block of a row and the recipe it ran under."""
+    family, variant = row["family"], row["variant"].split()
+    spec: dict[str, Any] = {
+        "name": family,
+        "architecture": family,
+        "layers": 4,
+        "vocab": 1024,
+        **{key: int(row[key]) for key in ("hidden", "heads", "kv_heads", "head_dim", "ffn")},
+    }
+    if family in ("gpt2", "opt", "bert"):
+        spec["positions"] = 1024
+    if row["experts"]:
+        spec["moe"] = {key: int(row[key]) for key in ("experts", "top_k", "expert_ffn")}
+    if family == "deepseek_v3":
+        spec["moe"]["shared_expert_ffn"] = spec["moe"]["expert_ffn"]
+        spec["mla"] = {"q_lora": 96, "kv_lora": 64, "qk_nope": 32, "qk_rope": 16, "v_head": 32}
+    lora = "lora" in variant
+    run: dict[str, Any] = {
+        "framework": "ddp",
+        "precision": "fp32" if row["dtype"] == "fp32" else "bf16" if "autocast" in variant else "bf16-pure",
+        "seq_len": int(row["seq"]),
+        "micro_batch": int(row["batch"]),
+        "attention": row["attention"],
+        "dropout": "dropout" in variant and not lora,
+    }
+    if lora:
+        run["method"] = "lora"
+        run["lora"] = {
+            "rank": 16,
+            "targets": "all-linear" if "all" in variant else ["q_proj", "v_proj"],
+            "dropout": 0.05 if "dropout" in variant else 0.0,
+            "dtype": "bf16" if "bf16" in variant else "fp32",
+        }
+    graph = build_graph(ModelSpec.read(spec))
+    settled, _ = settle(TrainRun.read(run))
+    return graph.trunk.blocks[0], resolve_recipe(settled, graph)
+
+
+def corrected(row: dict[str, str], block: Block, recipe: Recipe) -> float:
+    """Measured bytes of the layer, as CUDA would have kept them, without weights cast by autocast."""
+    measured = float(row["bytes_per_layer"])
+    tokens = int(row["batch"]) * int(row["seq"])
+    if row["family"] in LAYER_NORMS:
+        measured += tokens * len(block.norms) * 4  # mean and rstd in fp32 instead of bf16
+    if recipe.autocast:
+        measured -= autocast_weight_bytes(linear_params=block_params(block).linear)
+        query, kv = int(row["heads"]) * int(row["head_dim"]), int(row["kv_heads"]) * int(row["head_dim"])
+        measured -= tokens * 2 * (query + kv + query)  # q, k and the output were fp32
+        measured -= tokens * 2 * query  # so the output projection cast its input
+    elif "lora" in row["variant"] and "autocast" in row["variant"]:
+        hidden, ffn = int(row["hidden"]), int(row["ffn"])
+        kv = int(row["kv_heads"]) * int(row["head_dim"])
+        assert hidden == int(row["heads"]) * int(row["head_dim"])
+        adapters = 16 * (2 * (hidden + hidden) + 2 * (hidden + kv) + 3 * (hidden + ffn))
+        measured -= autocast_weight_bytes(linear_params=adapters)
+    return measured
+
+
+def name(row: dict[str, str]) -> str:
+    words = (row["family"], row["attention"], row["dtype"], *row["variant"].split(), f"h{row['hidden']}")
+    return "-".join((*words, f"s{row['seq']}", f"a{row['heads']}", f"e{row['experts'] or 0}"))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name)
+def test_a_measured_layer(row: dict[str, str]) -> None:
+    block, recipe = layer(row)
+    tokens = int(row["batch"]) * int(row["seq"])
+    line = layer_line(block, recipe, seq_len=int(row["seq"]))
+    bound = BOUNDS.get(row["family"], EXACT)
+    assert line.value * tokens == pytest.approx(corrected(row, block, recipe), rel=bound), line.children
+
+
+def test_every_code_path_is_among_the_rows() -> None:
+    assert {row["attention"] for row in ROWS} == {"flash", "eager"}
+    assert {row["dtype"] for row in ROWS} == {"bf16", "fp32"}
+    families = {
+        "llama", "qwen3", "gemma", "gemma2", "gemma3", "gpt2", "gpt_neox", "opt", "starcoder2", "bert",
+        "phi3", "olmo2", "cohere", "granite", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss",
+    }  # fmt: skip
+    assert {row["family"] for row in ROWS} == families
+    exact = sum(1 for row in ROWS if row["family"] not in BOUNDS)
+    assert (exact, len(ROWS)) == (39, 72)
+
+
+def recipe_of(run: dict[str, Any], spec: dict[str, Any]) -> tuple[Block, Recipe]:
+    graph = build_graph(ModelSpec.read(spec))
+    settled, _ = settle(TrainRun.read(run))
+    return graph.trunk.blocks[0], resolve_recipe(settled, graph)
+
+
+LLAMA_3_8B = {
+    "name": "llama-3-8b",
+    "architecture": "llama",
+    "layers": 32,
+    "hidden": 4096,
+    "heads": 32,
+    "kv_heads": 8,
+    "ffn": 14336,
+    "vocab": 128256,
+}
+
+
+@pytest.mark.parametrize(
+    ("run", "per_token"),
+    [
+        # 16h + 8 + 4D + 4K + 4a + 8f with D = 4096, K = 1024, a = 32, f = 14,336
+        ({"framework": "fsdp", "attention": "flash"}, 65536 + 8 + 16384 + 4096 + 128 + 114688),
+        # scores: 6 bytes x 32 heads x 4,096 keys; keys and values repeated to all heads: 8D
+        ({"framework": "fsdp", "attention": "eager"}, 65536 + 8 + 32768 + 786432 + 114688),
+        # Megatron: 8h + 4D + 4K + 6f + 4a + 8
+        ({"framework": "megatron"}, 32768 + 16384 + 4096 + 86016 + 128 + 8),
+        # compiled: as Megatron, norms and SwiGLU fused
+        ({"framework": "fsdp", "compile": True}, 32768 + 16384 + 4096 + 86016 + 128 + 8),
+    ],
+)
+def test_closed_forms_of_llama_3_8b(run: dict[str, Any], per_token: int) -> None:
+    block, recipe = recipe_of({"seq_len": 4096, "micro_batch": 1, "precision": "bf16", **run}, LLAMA_3_8B)
+    assert layer_line(block, recipe, seq_len=4096).value == per_token
+
+
+def test_the_34_h_of_the_paper() -> None:
+    """GPT layers without flash attention keep s b h (34 + 5 a s / h) bytes with dropout in 16 bit."""
+    gpt = {"name": "gpt", "architecture": "gpt2", "layers": 2, "hidden": 1024, "heads": 16, "vocab": 51200}
+    run = {
+        "framework": "megatron",
+        "precision": "fp16",
+        "seq_len": 512,
+        "micro_batch": 1,
+        "attention": "eager",
+        "dropout": True,
+    }
+    block, recipe = recipe_of(run, gpt)
+    paper = 34 * 1024 + 5 * 16 * 512
+    statistics = 2 * 8  # of the two norms; the paper leaves them out
+    assert layer_line(block, recipe, seq_len=512).value == paper + statistics
+
+
+def test_autocast_keeps_five_casts_where_bf16_keeps_two_inputs() -> None:
+    mixed = recipe_of(
+        {"framework": "ddp", "precision": "bf16", "seq_len": 512, "micro_batch": 1, "attention": "flash"},
+        LLAMA_3_8B,
+    )
+    parts = {line.name: line.value for line in layer_line(*mixed, seq_len=512).children}
+    assert parts["mixer_input"] == 3 * 2 * 4096  # q, k, v
+    assert parts["mlp_input"] == 2 * 2 * 4096  # gate, up
+    assert parts["input"] == 8 * 4096 + 4  # the residual stream is fp32
