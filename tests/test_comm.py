@@ -92,8 +92,10 @@ def test_messages_by_hand() -> None:
     assert f.exposed_s(communication_s=1.0, compute_s=4.0, overlap=0.5, contention=0.0) == 0
     assert f.operation_bus_bytes_per_s(ring_bus_bytes_per_s=100.0, share=0.9) == pytest.approx(90)
     times = {"all_reduce_s": 5.0, "all_gather_s": 2.0, "reduce_scatter_s": 2.5, "reductions": 2, "passes": 3}
+    times["hidden_share"] = 0.0
     assert f.tensor_parallel_s(sequence_parallel=True, **times) == 27
     assert f.tensor_parallel_s(sequence_parallel=False, **times) == 30
+    assert f.tensor_parallel_s(sequence_parallel=True, **(times | {"hidden_share": 0.5})) == 13.5
     sync = f.sharded_sync_s(all_gather_s=2.0, reduce_scatter_s=3.0, gathers=4, scatters=2, units=10)
     assert sync == 140
 

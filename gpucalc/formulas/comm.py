@@ -130,7 +130,7 @@ def exposed_s(*, communication_s: Num, compute_s: Num, overlap: Num, contention:
 
 
 @formula(
-    unit="s", source="Shoeybi et al. 2019; Korthikanti et al. 2022: a gather and a scatter for each reduction"
+    unit="s", source="Shoeybi et al. 2019; Korthikanti et al. 2022; TransformerEngine overlaps chunks of it"
 )
 def tensor_parallel_s(
     *,
@@ -140,12 +140,19 @@ def tensor_parallel_s(
     sequence_parallel: Num,
     reductions: Num,
     passes: Num,
+    hidden_share: Num,
 ) -> Num:
-    """Tensor-parallel communication of one layer, on the critical path.
+    """Tensor-parallel communication of one layer that shows on the critical path.
 
-    `reductions` per pass; `passes` are forward, backward and forward again when recomputed.
+    `reductions` per pass; `passes` are forward, backward and forward again when recomputed. Under
+    sequence parallelism a gather and a scatter take the place of each reduction, and `hidden_share` of
+    them runs beside the products they feed.
     """
-    return reductions * passes * where(sequence_parallel, all_gather_s + reduce_scatter_s, all_reduce_s)
+    return (
+        reductions
+        * passes
+        * where(sequence_parallel, (all_gather_s + reduce_scatter_s) * (1 - hidden_share), all_reduce_s)
+    )
 
 
 @formula(

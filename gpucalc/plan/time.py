@@ -32,6 +32,9 @@ OVERLAP = {
 # Share of hidden communication that still shows, as multiprocessors and memory bandwidth it takes away.
 # Fitted to the FSDP runs among the published measurements; NCCL takes 16 to 32 of 132 multiprocessors.
 CONTENTION = 0.25
+# Share of sequence-parallel gathers and scatters that runs beside the products they feed, with
+# TransformerEngine's chunked overlap (Megatron's recipes from 2024 on); fitted to the published Llama 3 runs.
+TENSOR_HIDDEN = 0.5
 # fp32 convolutions run as Winograd or FFT where they can: fewer multiplications than the direct form counts.
 DIRECT_SHARE = {"fp32": 0.72}
 # Passes of the optimizer over its states: for-each kernels read and write them several times.
@@ -287,6 +290,7 @@ def _tensor_parallel(block: Block, shape: Shape, layout: Layout, recipe: Recipe,
         sequence_parallel=layout.sequence_parallel,
         reductions=reductions,
         passes=2 + again,
+        hidden_share=TENSOR_HIDDEN if recipe.framework == "megatron" and recipe.year >= 2024 else 0.0,
     )
 
 

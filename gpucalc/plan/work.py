@@ -32,6 +32,7 @@ PLAIN_PASSES = {"eager": (2, 3), "compiled": (2, 3), "fused": (2, 3)}
 WRITTEN_OUT_GELU_PASSES = (20, 30)  # gelu_new as eight eager kernels
 DROPOUT_PASSES = {"eager": (2.5, 2.5), "compiled": (0.5, 0.5), "fused": (0.5, 0.5)}
 SCORE_PASSES = {"eager": (9, 9), "compiled": (4, 5), "fused": (4, 5)}  # scale, mask, softmax, dropout
+RELATIVE_PASSES = 8  # position scores written, shifted by a padded copy, added
 SCAN_PASSES = {"eager": (40, 80), "compiled": (24, 48), "fused": (24, 48)}  # conv, gates, chunked scan
 SCAN_EFFICIENCY = 0.5  # of the attention kernels' rate: small chunk products, fp32 states
 CAST_PASSES = 3  # fp32 read and 16-bit write, in 16-bit units
@@ -237,10 +238,10 @@ def layer_work(block: Block, shape: Shape, layout: Layout, recipe: Recipe, devic
     parts: list[Mixer | FeedForward] = [p for p in (block.mixer, block.cross, block.ffn) if p is not None]
     hidden = parts[0].hidden if parts else block.norms[0].width
     work.calls += LAYER_CALLS[code]
-    for _ in parts[: 1 if block.parallel else None]:
-        _elementwise(work, "residual", outside, hidden, RESIDUAL_PASSES[code], stream, device)
+    for index, _ in enumerate(parts[: 1 if block.parallel else None], start=1):
+        _elementwise(work, f"residual_{index}", outside, hidden, RESIDUAL_PASSES[code], stream, device)
         if recipe.dropout:
-            _elementwise(work, "dropout", outside, hidden, DROPOUT_PASSES[code], stream, device)
+            _elementwise(work, f"dropout_{index}", outside, hidden, DROPOUT_PASSES[code], stream, device)
     for part in parts:
         _linears(work, part.linears, shape.tokens, layout, recipe, device, low=device.low_precision)
         if isinstance(part, Attention):
@@ -414,6 +415,8 @@ def _adapter(
 ) -> None:
     adapters = recipe.adapters
     assert adapters is not None
+    # Fused stacks keep adapters in the compute type; PEFT's are fp32 copies.
+    size = recipe.activation_bytes if recipe.kernels == "fused" else adapters.element_bytes
     for name, a, b in (
         (f"{linear.name}_lora_a", inputs, adapters.rank),
         (f"{linear.name}_lora_b", adapters.rank, outputs),
@@ -426,8 +429,8 @@ def _adapter(
             inputs=a,
             outputs=b,
             matrices=1,
-            operand_bytes=adapters.element_bytes,
-            result_bytes=adapters.element_bytes,
+            operand_bytes=size,
+            result_bytes=size,
         )
         line = compute(name, f.gemm_s, flops=flops, bytes_moved=moved, **device.wide)
         work.matrix.insert(0, line)  # before the last product, which a checkpoint may skip
@@ -541,19 +544,24 @@ def _unfused_attention(
 ) -> None:
     """Scores written to memory: whole squares are multiplied, and every pass reads or writes them."""
     keys = shape.memory_len if cross else shape.seq_len
+    relative = any(linear.name == "relative" for linear in part.linears)
+    if relative:  # Transformer-XL attends over a memory as long as its segment
+        keys = 2 * keys
     queries = shape.seq_len / layout.cp
     square = compute(
         "flops",
         f.attention_core_flops,
         sequences=shape.sequences,
         heads=heads,
-        qk_dim=part.qk_dim,
+        qk_dim=part.qk_dim * (2 if relative else 1),  # content and position scores
         v_dim=part.v_dim,
         pairs=queries * keys,
     )
     work.calls += 6
     size = recipe.activation_bytes
     forward, backward = SCORE_PASSES[recipe.kernels]
+    if relative:
+        forward, backward = forward + RELATIVE_PASSES, backward + RELATIVE_PASSES
     for matrix, traffic, passes, products in (
         (work.attention, work.traffic, forward + 2, 1),
         (work.attention_back, work.traffic_back, backward + 4, 2),
