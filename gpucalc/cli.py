@@ -56,6 +56,21 @@ app.add_typer(models_app, name="models")
 app.add_typer(systems_app, name="systems")
 
 
+def _names(kind: str) -> Callable[[str], list[str]]:
+    """Completes catalogue names from file stems; opens no file."""
+
+    def complete(incomplete: str) -> list[str]:
+        from gpucalc.catalog import open_catalog
+
+        return [name for name in open_catalog().names(kind) if name.startswith(incomplete)]
+
+    return complete
+
+
+def _jobs(incomplete: str) -> list[str]:
+    return [*_names("jobs")(incomplete), *_names("models")(incomplete)]
+
+
 def program(words: Sequence[str]) -> typer.Typer:
     """The command line these words need: building the commands they do not call costs 5 ms."""
     called = next((word for word in words if not word.startswith("-")), None)
@@ -79,7 +94,9 @@ CatalogDir = Annotated[
 JobName = Annotated[
     str,
     typer.Argument(
-        metavar="JOB", help="Job file, shipped job, model file, config.json, folder or catalogue model."
+        metavar="JOB",
+        help="Job file, shipped job, model file, config.json, folder or catalogue model.",
+        autocompletion=_jobs,
     ),
 ]
 Gpus = Annotated[
@@ -192,6 +209,9 @@ def validate_command(
         typer.Option("--by", metavar="PART", help="Errors by group, framework, arch, gpu or model."),
     ] = None,
     points: Annotated[bool, typer.Option("--points", help="One row per measured value.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Write the errors into the catalogue, where plans read them.")
+    ] = False,
     catalog: CatalogDir = None,
     as_json: Json = False,
 ) -> None:
@@ -203,13 +223,18 @@ def validate_command(
         from gpucalc.errors import UnknownName
 
         raise UnknownName("unknown part", where="--by", given=by, legal=PARTS)
+    known = open_catalog(catalog)
     report = validate(
         files or (),
-        catalog=open_catalog(catalog),
+        catalog=known,
         quantities=tuple(quantity or QUANTITIES),
         where=parse_where(where or ()),
     )
     broken = report.broken()
+    if record:
+        from gpucalc.accuracy import write
+
+        typer.echo(f"recorded in {write(report, known)}", err=True)
     if as_json:
         emit_json({**report.document(), "broken": list(broken)})
     else:
@@ -238,12 +263,16 @@ def _planned(
     return plan_job(found, known, advice=advice), provenance(found, known)
 
 
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="Catalogue name or alias, case and punctuation free.")
-]
+_NAME = "Catalogue name or alias, case and punctuation free."
+GpuName = Annotated[str, typer.Argument(metavar="NAME", help=_NAME, autocompletion=_names("gpus"))]
+SystemName = Annotated[str, typer.Argument(metavar="NAME", help=_NAME, autocompletion=_names("systems"))]
 ModelName = Annotated[
     str,
-    typer.Argument(metavar="NAME", help="Catalogue name or alias, or a path to a config.json or its folder."),
+    typer.Argument(
+        metavar="NAME",
+        help="Catalogue name or alias, or a path to a config.json or its folder.",
+        autocompletion=_names("models"),
+    ),
 ]
 
 
@@ -269,13 +298,13 @@ def gpus_list(
 
 
 @gpus_app.command("show")
-def gpus_show(name: Name, catalog: CatalogDir = None, as_json: Json = False) -> None:
+def gpus_show(name: GpuName, catalog: CatalogDir = None, as_json: Json = False) -> None:
     """Show every figure of a GPU with its unit, kind and source."""
     _entry("gpus", name, catalog, as_json)
 
 
 @gpus_app.command("compare")
-def gpus_compare(a: Name, b: Name, catalog: CatalogDir = None, as_json: Json = False) -> None:
+def gpus_compare(a: GpuName, b: GpuName, catalog: CatalogDir = None, as_json: Json = False) -> None:
     """Show two GPUs side by side."""
     _comparison("gpus", a, b, catalog, as_json)
 
@@ -300,13 +329,13 @@ def systems_list(
 
 
 @systems_app.command("show")
-def systems_show(name: Name, catalog: CatalogDir = None, as_json: Json = False) -> None:
+def systems_show(name: SystemName, catalog: CatalogDir = None, as_json: Json = False) -> None:
     """Show every figure of a system with its unit, kind and source."""
     _entry("systems", name, catalog, as_json)
 
 
 @systems_app.command("compare")
-def systems_compare(a: Name, b: Name, catalog: CatalogDir = None, as_json: Json = False) -> None:
+def systems_compare(a: SystemName, b: SystemName, catalog: CatalogDir = None, as_json: Json = False) -> None:
     """Show two systems side by side."""
     _comparison("systems", a, b, catalog, as_json)
 
@@ -490,9 +519,17 @@ def draw(item: RenderableType) -> None:
     emit(render(item))
 
 
+# Drawing characters for terminals that know ASCII only.
+_ASCII = {ord(a): b for a, b in zip("▏▎▍▌▋▊▉█│", ":::::###|", strict=True)} | {ord("±"): "+-"}
+
+
 def emit(text: str) -> None:
     """Print the answer. A reader that stops early (`| head`) changes neither the exit code nor stderr."""
     try:
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except UnicodeEncodeError:
+            known = sys.stdout.encoding
+            print(text.translate(_ASCII).encode(known, "replace").decode(known), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

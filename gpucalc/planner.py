@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gpucalc.accuracy import error_table
 from gpucalc.advise import advised
 from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError
@@ -40,6 +41,7 @@ def plan_job(
         raise InputError("serving runs cannot be planned yet", where=job.where, key="run.task", given="serve")
     subject = subject or Subject.of(job.model)
     cluster = cluster or catalog.cluster(job.fleet, job.job.system)
+    errors = errors if errors is not None else error_table(catalog)
     assumptions = tuple(Assumption(d.key, d.value, d.why) for d in job.defaults)
     plan = plan_best(
         subject,

@@ -130,6 +130,7 @@ def plan(level: Level = Level.FITS) -> Plan:
         time=step if runs else None,
         throughput=rates if runs else None,
         cost=cost if runs else None,
+        speed_error=(0.1, "made up") if runs else None,
         binds="compute" if runs else "memory capacity",
         assumptions=(Assumption("run.dropout", False, "most recipes of this size train without"),),
         actions=(

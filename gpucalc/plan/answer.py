@@ -76,6 +76,7 @@ class Plan:
     time: Line | None
     throughput: Line | None
     cost: Line | None
+    speed_error: tuple[float, str] | None  # expected error of time and rates, and what it rests on
     binds: str  # compute | memory bandwidth | link | latency | bubble | memory capacity
     assumptions: tuple[Assumption, ...]
     actions: tuple[Action, ...]

@@ -25,6 +25,8 @@ from gpucalc.spec.model import ModelSpec
 
 # Until a class of runs has been measured: the band in which a plan is called marginal.
 UNMEASURED_ERROR = 0.10
+# Equal runs differ by this much between machines: reserved over allocated memory spans 1.03 to 1.09.
+LEAST_ERROR = 0.05
 DAY_S = Line("day_s", 86400.0, "s", Kind.EXACT, source="one day, as no token budget was given")
 PUE = Line(
     "pue",
@@ -50,18 +52,48 @@ HOST_SHARE = Line(
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorTable:
-    """Expected errors by class, from `gpucalc validate`: fractions, with what they rest on."""
+class ClassError:
+    """How far published runs of one class were from their estimates: fractions."""
 
-    memory: Mapping[str, float] = field(default_factory=dict)  # by framework
-    time: Mapping[str, float] = field(default_factory=dict)
-    basis: str = "no published run of this class; a cautious band"
+    rows: int
+    groups: int
+    median_abs: float
+    p90_abs: float
+    signed_median: float
+
+    @property
+    def basis(self) -> str:
+        """The evidence in words."""
+        runs = "run" if self.rows == 1 else "runs"
+        sources = "source" if self.groups == 1 else "sources"
+        return (
+            f"median over {self.rows} published {runs} of {self.groups} {sources};"
+            f" nine in ten within {100 * self.p90_abs:.0f} %"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorTable:
+    """Expected errors by framework, recorded by `gpucalc validate`."""
+
+    memory: Mapping[str, ClassError] = field(default_factory=dict)
+    time: Mapping[str, ClassError] = field(default_factory=dict)
 
     def memory_error(self, framework: str) -> tuple[float, str]:
-        """The expected error of a peak and where it comes from."""
-        if framework in self.memory:
-            return self.memory[framework], self.basis
-        return UNMEASURED_ERROR, "no published run of this class; a cautious band"
+        """The expected error of a peak as a fraction, and where it comes from."""
+        return self._expected(self.memory, framework)
+
+    def time_error(self, framework: str) -> tuple[float, str]:
+        """The expected error of a step time as a fraction, and where it comes from."""
+        return self._expected(self.time, framework)
+
+    def _expected(self, table: Mapping[str, ClassError], framework: str) -> tuple[float, str]:
+        found = table.get(framework)
+        if found is None or found.groups < 1:
+            return UNMEASURED_ERROR, "no published run of this class; a cautious band"
+        if found.median_abs < LEAST_ERROR:
+            return LEAST_ERROR, f"the spread of allocators and clocks; {found.basis}"
+        return found.median_abs, found.basis
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +132,8 @@ def evaluate(
     layout, chosen = resolve_layout(run, subject.graph, gpus=cluster.count)
     recipe = resolve_recipe(run, subject.graph)
     peak = memory_peak(subject.graph, layout, recipe, hopper_or_later=hopper_or_later(cluster.pools[0]))
-    verdict = judge(peak, cluster, recipe, errors or ErrorTable())
+    known = errors or ErrorTable()
+    verdict = judge(peak, cluster, recipe, known)
     for pool in cluster.pools:
         if pool.gpu.peak(recipe.math) is None:
             raise InputError(
@@ -130,6 +163,7 @@ def evaluate(
         time=time,
         throughput=rates,
         cost=cost,
+        speed_error=known.time_error(recipe.framework) if time is not None else None,
         binds=binds,
         assumptions=tuple(listed),
         actions=(),

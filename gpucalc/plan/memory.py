@@ -380,7 +380,7 @@ class _Stage:
                     buffers=2 if layout.zero_stage >= 3 else 1,
                 )
             )
-        if self._gathers and not recipe.reshard and self.accumulates:
+        if self._gathers and not recipe.reshard and self.accumulates and layout.pp > 1:
             lines.append(
                 compute(
                     "unsharded_gradients",

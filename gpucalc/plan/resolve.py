@@ -223,7 +223,10 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         cached_fp8_weights=framework == "megatron" and base in LOW_PRECISION,
         wrapped_root=framework == "fsdp" and not run.wrap_tables,
         # torchtitan keeps weights gathered under pipeline parallelism, to gather once a step.
-        reshard=run.reshard_after_forward is not False and not (framework == "torchtitan" and run.pp != 1),
+        # FSDP1 of 2023 never freed gathered weights in backward where they are frozen (torch 2.0 and 2.1).
+        reshard=run.reshard_after_forward is not False
+        and not (framework == "torchtitan" and run.pp != 1)
+        and not (framework == "fsdp" and not method_full and year < 2024),
         keeps_gradients=year < 2023 and framework not in ("megatron", "deepspeed"),
         static_buffers=framework == "megatron" and year >= 2023,
         eager_context=year < 2023,

@@ -29,7 +29,7 @@ def text(body: Mapping[str, Any], *, indent: int | None = None) -> str:
     Without an indent it is one line, written by the C encoder in a sixth of the time.
     """
     document = {"schema_version": SCHEMA_VERSION, **body}
-    return json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
+    return json.dumps(document, indent=indent, allow_nan=False)
 
 
 def plan(answer: Plan, provenance: Mapping[str, Any]) -> Document:
@@ -56,6 +56,9 @@ def plan(answer: Plan, provenance: Mapping[str, Any]) -> Document:
         "lines": [line(child) for child in answer.root.children],
         "assumptions": [record(item) for item in answer.assumptions],
         "assumed_figures": [_leaf(item) for item in assumed_facts(answer.root)],
+        "speed_error": None
+        if answer.speed_error is None
+        else {"expected_error_fraction": answer.speed_error[0], "basis": answer.speed_error[1]},
         "actions": [record(item) for item in answer.actions],
         "notes": list(answer.notes),
         "provenance": dict(provenance),

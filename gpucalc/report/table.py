@@ -46,6 +46,11 @@ def plan(answer: Plan) -> RenderableType:
         parts += [Text(), _time(answer.time, answer.binds)]
     if answer.throughput is not None:
         parts += [Text(), heading("Throughput"), indent(_facts(answer.throughput, itself=True))]
+        if answer.speed_error is not None:
+            error, basis = answer.speed_error
+            parts.append(
+                indent(Text(f"expected error of time and rates: ±{units.percent(error)} ({clean(basis)})"))
+            )
     if answer.cost is not None:
         title = f"Cost {answer.cost.note}" if answer.cost.note else "Cost"
         parts += [Text(), heading(title), indent(_facts(answer.cost))]
