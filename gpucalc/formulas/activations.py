@@ -144,8 +144,10 @@ def state_mixer_saved_bytes(
     chunk: Num,
     activation_bytes: Num,
 ) -> Num:
-    """Mamba or linear-attention mixer with fused kernels: projections, convolution output, gated output,
-    and one state per chunk of tokens in fp32.
+    """Mamba or linear-attention mixer with fused kernels.
+
+    Projections, convolution output, the mixed stream before and after its gate, and one fp32 state per
+    chunk of tokens.
     """
     return activation_bytes * (projected_width + conv_width + 2 * inner) + 4 * heads * state_per_head / chunk
 
@@ -299,8 +301,10 @@ def rmsnorm_backward_bytes(*, hidden: Num, tokens: Num) -> Num:
 def megatron_mlp_backward_bytes(
     *, mlp_width: Num, hidden: Num, tokens: Num, activation_bytes: Num, tp: Num, gathered: Num
 ) -> Num:
-    """Megatron MLP backward: mlp_width elements of gradients (2f gated, f plain), the hidden gradient,
-    and with sequence parallelism the gathered input, which is whole on each rank.
+    """Gradients alive at the widest point of Megatron's MLP backward.
+
+    mlp_width elements (2f gated, f plain), the hidden gradient, and with sequence parallelism the gathered
+    input, which is whole on each rank.
     """
     return (
         activation_bytes * (mlp_width + hidden) * tokens / tp + gathered * activation_bytes * hidden * tokens
@@ -311,7 +315,7 @@ def megatron_mlp_backward_bytes(
 def megatron_head_backward_bytes(
     *, vocab: Num, hidden: Num, tokens: Num, activation_bytes: Num, tp: Num, gathered: Num
 ) -> Num:
-    """Output layer backward in Megatron: logits and input gradients, dummy wgrad, gathered input."""
+    """Output layer backward in Megatron: logits' and input's gradients, dummy wgrad, gathered input."""
     return (
         activation_bytes * vocab * tokens / tp
         + activation_bytes * vocab * hidden / tp

@@ -85,8 +85,10 @@ def fsdp_forward_unresharded_bytes(
 def fsdp_backward_bytes(
     *, root_params: Num, head_params: Num, layer_params: Num, element_bytes: Num, reduce_bytes: Num
 ) -> Num:
-    """A layer in backward: root weights, head gradient, this layer's weights and gradients, the next layer's
-    weights, the previous layer's reduce-scatter input.
+    """What FSDP holds unsharded while a layer runs backward.
+
+    Root weights, head gradient, this layer's weights and gradients, the next layer's weights, the previous
+    layer's reduce-scatter input.
     """
     return element_bytes * (root_params + head_params + 3 * layer_params) + reduce_bytes * layer_params
 

@@ -1,0 +1,323 @@
+"""Every formula of kept activations and of memory against arithmetic done by hand.
+
+Small round sizes; the sums on the right are written from what the formula says it holds, not from its code.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpucalc.formulas import activations as act
+from gpucalc.formulas import memory as mem
+
+MIB = 2**20
+
+
+# --- norms -----------------------------------------------------------------------------------------------
+
+
+def test_rmsnorm() -> None:
+    # fp32 copy 4 x 10, normalised tensor 2 x 10 (or 4 x 10), one fp32 rstd
+    assert act.rmsnorm_saved_bytes(width=10, rows=1, activation_bytes=2) == 40 + 20 + 4
+    assert act.rmsnorm_saved_bytes(width=10, rows=1, activation_bytes=4) == 40 + 40 + 4
+    # five heads of width 2: a rstd each
+    assert act.rmsnorm_saved_bytes(width=10, rows=5, activation_bytes=2) == 40 + 20 + 20
+
+
+def test_rmsnorm_with_an_fp32_weight() -> None:
+    # two fp32 tensors and a rstd
+    assert act.rmsnorm_fp32_weight_saved_bytes(width=10, rows=1) == 2 * 40 + 4
+    assert act.rmsnorm_fp32_weight_saved_bytes(width=10, rows=5) == 2 * 40 + 5 * 4
+
+
+def test_layernorm() -> None:
+    # input, mean, rstd
+    assert act.layernorm_saved_bytes(width=10, activation_bytes=2) == 20 + 4 + 4
+    # Cohere's: three fp32 tensors and a rstd
+    assert act.cohere_layernorm_saved_bytes(width=10) == 3 * 40 + 4
+
+
+def test_fused_rmsnorm() -> None:
+    # input and rstd
+    assert act.fused_rmsnorm_saved_bytes(width=10, rows=1, activation_bytes=2) == 20 + 4
+
+
+def test_linear_input() -> None:
+    # q, k and v under autocast: three 16-bit copies of a tensor 10 wide
+    assert act.linear_input_saved_bytes(width=10, element_bytes=2, copies=3) == 60
+
+
+# --- attention ---------------------------------------------------------------------------------------------
+
+
+def test_flash_attention() -> None:
+    # 4 heads of 8 over 2 KV heads: q 32, k 16, v 16, out 32 elements; 4 log-sum-exps
+    saved = act.flash_attention_saved_bytes(query_width=32, kv_width=16, heads=4, activation_bytes=2)
+    assert saved == 2 * (32 + 16 + 16 + 32) + 4 * 4
+
+
+def test_fused_qkv_view() -> None:
+    # v keeps the whole qkv output, 32 + 16 + 16, alive: q and k beyond v itself
+    saved = act.fused_qkv_view_saved_bytes(query_width=32, kv_width=16, activation_bytes=2)
+    assert saved == 2 * (32 + 16 + 16) - 2 * 16
+
+
+def test_partial_rotary() -> None:
+    assert act.partial_rotary_saved_bytes(query_width=32, activation_bytes=2) == 64
+
+
+def test_eager_attention() -> None:
+    rest = {"query_width": 32, "heads": 4, "span": 100, "activation_bytes": 2}
+    # q, k and v repeated to all heads, out: 4 x 32 elements; scores 4 heads x 100 keys
+    tensors = 4 * 32 * 2
+    fp32_softmax = 4 * 100 * (4 + 2)  # fp32 probabilities and their 16-bit cast
+    assert act.eager_attention_saved_bytes(probability_bytes=6, dropout=0, **rest) == tensors + fp32_softmax
+    # softmax in 16 bit, with dropout: probabilities, mask, dropped probabilities: the paper's 5 a s
+    five = 5 * 4 * 100
+    assert act.eager_attention_saved_bytes(probability_bytes=2, dropout=1, **rest) == tensors + five
+
+
+def test_latent_attention() -> None:
+    # 2 heads; q and k 12 wide, kv up-projection 8 + 6 per head (v is a view), out 6; log-sum-exp
+    saved = act.mla_saved_bytes(heads=2, qk_dim=12, nope_dim=8, v_dim=6, activation_bytes=2)
+    assert saved == 2 * (24 + 24 + 28 + 12) + 8
+
+
+def test_state_mixer() -> None:
+    # projections 50, convolution output 30, inner stream 20 before and after the gate, in 16 bit;
+    # 4 heads x 64 states in fp32 once per 16 tokens
+    saved = act.state_mixer_saved_bytes(
+        projected_width=50,
+        inner=20,
+        conv_width=30,
+        state_per_head=64,
+        heads=4,
+        chunk=16,
+        activation_bytes=2,
+    )
+    assert saved == 2 * (50 + 30 + 20 + 20) + 4 * 4 * 64 / 16
+
+
+# --- feed-forward ------------------------------------------------------------------------------------------
+
+
+def test_feed_forward() -> None:
+    # gate, activated gate, up, product
+    assert act.gated_mlp_saved_bytes(ffn=10, activation_bytes=2) == 20 + 20 + 20 + 20
+    # gate, up, product
+    assert act.fused_gated_mlp_saved_bytes(ffn=10, activation_bytes=2) == 20 + 20 + 20
+    # GELU: before and after
+    assert act.plain_mlp_saved_bytes(ffn=10, activation_bytes=2, tensors=2) == 20 + 20
+
+
+def test_experts() -> None:
+    # two experts per token: input and output 8 wide, four tensors 10 wide, 24 bytes of indexes
+    rest = {"top_k": 2, "width": 8, "expert_ffn": 10, "expert_tensors": 4, "activation_bytes": 2}
+    assert act.moe_saved_bytes(imbalance=1.0, **rest) == 2 * (16 + 16 + 80 + 24)
+    assert act.moe_saved_bytes(imbalance=1.5, **rest) == 3 * (16 + 16 + 80 + 24)
+
+
+def test_router() -> None:
+    # 8 fp32 logits; for each of 2 experts an index of 8 bytes and two fp32 weights
+    assert act.router_saved_bytes(experts=8, top_k=2) == 8 * 4 + 2 * (8 + 4 + 4)
+
+
+# --- head and loss -----------------------------------------------------------------------------------------
+
+
+def test_dropout_masks() -> None:
+    assert act.dropout_mask_saved_bytes(width=10, masks=2) == 20
+
+
+def test_unfused_loss() -> None:
+    # fp32 log-softmax over 100 words and a label of 8 bytes
+    assert act.unfused_loss_saved_bytes(vocab=100) == 400 + 8
+    # forward: 16-bit logits and their fp32 copy; fp32 logits need no copy
+    assert act.loss_forward_bytes(vocab=100, activation_bytes=2) == 200 + 400
+    assert act.loss_forward_bytes(vocab=100, activation_bytes=4) == 400
+    # backward: two fp32 gradients; the caller's 16-bit logits where it keeps them
+    assert act.loss_backward_bytes(vocab=100, activation_bytes=2, logits_kept=0) == 400 + 400
+    assert act.loss_backward_bytes(vocab=100, activation_bytes=2, logits_kept=1) == 400 + 400 + 200
+
+
+def test_fused_loss() -> None:
+    # logits and gradient, both 16 bit
+    assert act.fused_loss_bytes(vocab=100, activation_bytes=2) == 200 + 200
+
+
+def test_chunked_loss() -> None:
+    # 64 tokens, 100 words, hidden 30: ceil(100 / 30) = 4 chunks of 16 rows
+    rest = {"tokens": 64, "vocab": 100, "hidden": 30, "activation_bytes": 2}
+    inputs, weights, chunk = 2 * 30 * 64, 2 * 100 * 30, 16 * 100 * (2 + 4)
+    assert act.chunked_loss_bytes(head_trained=1, **rest) == inputs + weights + chunk
+    assert act.chunked_loss_bytes(head_trained=0, **rest) == inputs + chunk
+
+
+# --- whole layers ------------------------------------------------------------------------------------------
+
+
+def test_layer_and_checkpoint() -> None:
+    assert act.layer_saved_bytes(bytes_per_token=34, tokens=100, tp=2) == 1700
+    # the 16-bit input of 10 elements, tokens divided over two ranks
+    assert act.checkpoint_bytes(hidden=10, tokens=100, activation_bytes=2, shards=2) == 1000
+    # three layers of 1,700 bytes, four micro-batches under way
+    assert act.kept_activation_bytes(layer_bytes=1700, layers=3, in_flight=4) == 20_400
+
+
+def test_mask() -> None:
+    assert act.attention_mask_bytes(tokens=10, span=100, element_bytes=2) == 2000
+
+
+def test_network() -> None:
+    # 11.1 million elements per image, 32 images, fp32
+    saved = act.network_saved_bytes(saved_elements=11_100_000, images=32, activation_bytes=4)
+    assert saved == 1_420_800_000
+
+
+def test_ids_and_rotation_tables() -> None:
+    assert act.token_id_bytes(tokens=100, in_flight=3) == 2400
+    # cos and sin, 100 positions, 8 wide, 16 bit
+    assert act.rotary_table_bytes(seq_len=100, head_dim=8, activation_bytes=2) == 2 * 100 * 8 * 2
+
+
+# --- what backward needs for a moment ----------------------------------------------------------------------
+
+
+def test_feed_forward_backward() -> None:
+    rest = {"ffn": 40, "hidden": 10, "tokens": 100, "activation_bytes": 2}
+    # gradients of gate and up, and of the input
+    assert act.gated_mlp_backward_bytes(tp=1, **rest) == (40 + 40 + 10) * 2 * 100
+    assert act.gated_mlp_backward_bytes(tp=4, **rest) == (10 + 10 + 10) * 2 * 100
+    assert act.plain_mlp_backward_bytes(tp=4, **rest) == (10 + 10) * 2 * 100
+
+
+def test_rmsnorm_backward() -> None:
+    # five fp32 copies
+    assert act.rmsnorm_backward_bytes(hidden=10, tokens=100) == 5 * 4 * 10 * 100
+
+
+def test_megatron_backward() -> None:
+    rest = {"hidden": 10, "tokens": 100, "activation_bytes": 2, "tp": 4}
+    divided = 2 * (80 + 10) * 100 / 4
+    assert act.megatron_mlp_backward_bytes(mlp_width=80, gathered=0, **rest) == divided
+    assert act.megatron_mlp_backward_bytes(mlp_width=80, gathered=1, **rest) == divided + 2 * 10 * 100
+    # logits' gradient and the weight buffer, divided; the input's gradient and the gathered input, whole
+    logits, weight, whole = 2 * 400 * 100 / 4, 2 * 400 * 10 / 4, 2 * 10 * 100
+    assert act.megatron_head_backward_bytes(vocab=400, gathered=1, **rest) == logits + weight + 2 * whole
+    assert act.megatron_head_backward_bytes(vocab=400, gathered=0, **rest) == logits + weight + whole
+
+
+def test_lora() -> None:
+    # fp32: a copy of the input, 10 wide, and the result of rank 4; dropout adds a mask of bytes
+    assert act.lora_saved_bytes(inputs=10, rank=4, element_bytes=4, dropout=0) == 40 + 16
+    assert act.lora_saved_bytes(inputs=10, rank=4, element_bytes=4, dropout=1) == 40 + 16 + 10
+
+
+# --- state -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stage", "sharded"), [(0, ""), (1, "o"), (2, "og"), (3, "ogw")])
+def test_state_of_a_mixed_precision_model(stage: int, sharded: str) -> None:
+    """1,000 parameters on 4 ranks, 2 + 2 + 12 bytes each (Rajbhandari et al. 2020)."""
+    rest = {"params": 1000, "shard": 4, "zero_stage": stage}
+    weights, gradients, states = 2000, 2000, 12_000
+    assert mem.weight_bytes(parameter_bytes=2, **rest) == (weights / 4 if "w" in sharded else weights)
+    assert mem.gradient_bytes(element_bytes=2, **rest) == (gradients / 4 if "g" in sharded else gradients)
+    assert mem.optimizer_state_bytes(bytes_per_param=12, **rest) == (states / 4 if "o" in sharded else states)
+
+
+def test_zero_paper_example() -> None:
+    """7.5 billion parameters on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB (figure 1 of the paper)."""
+    for stage, gigabytes in ((0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)):
+        rest = {"params": 7_500_000_000, "shard": 64, "zero_stage": stage}
+        total = (
+            mem.weight_bytes(parameter_bytes=2, **rest)
+            + mem.gradient_bytes(element_bytes=2, **rest)
+            + mem.optimizer_state_bytes(bytes_per_param=12, **rest)
+        )
+        assert total / 1e9 == pytest.approx(gigabytes, abs=0.05)
+
+
+def test_copies_of_gradients_and_weights() -> None:
+    assert mem.ddp_bucket_bytes(params=1000, element_bytes=4) == 4000
+    assert mem.autocast_weight_bytes(linear_params=1000) == 2000
+
+
+# --- framework buffers -------------------------------------------------------------------------------------
+
+
+def test_deepspeed() -> None:
+    # two buckets of 500 elements, at most the model
+    rest = {"element_bytes": 2, "buffers": 2}
+    assert mem.deepspeed_bucket_bytes(bucket_elements=500, params=1000, **rest) == 2 * 500 * 2
+    assert mem.deepspeed_bucket_bytes(bucket_elements=500, params=100, **rest) == 2 * 100 * 2
+    assert mem.deepspeed_live_parameter_bytes(live_elements=500, params=1000, element_bytes=2) == 1000
+    # fp32 gradients of this rank's quarter, or of one sub-group of it
+    assert mem.deepspeed_step_gradient_bytes(params=1000, shard=4, sub_group_elements=1000) == 4 * 250
+    assert mem.deepspeed_step_gradient_bytes(params=1000, shard=4, sub_group_elements=100) == 4 * 100
+
+
+def test_fsdp() -> None:
+    # root 100, layer 30 parameters in 16 bit
+    # forward: root and layer in the flat buffer and its copy, or root and three layers
+    forward = mem.fsdp_forward_bytes(root_params=100, layer_params=30, element_bytes=2)
+    assert forward == 2 * (100 + 100 + 30 + 30)
+    assert mem.fsdp_forward_bytes(root_params=10, layer_params=30, element_bytes=2) == 2 * (10 + 90)
+    # all 5 layers stay gathered, two more in buffers
+    kept = mem.fsdp_forward_unresharded_bytes(root_params=100, layer_params=30, layers=5, element_bytes=2)
+    assert kept == 2 * (100 + 5 * 30 + 60)
+    # root, head gradient 60, a layer's weights and gradients, the next layer's weights: 16 bit; the
+    # previous layer on its way to the reduction: 32 bit
+    backward = mem.fsdp_backward_bytes(
+        root_params=100, head_params=60, layer_params=30, element_bytes=2, reduce_bytes=4
+    )
+    assert backward == 2 * (100 + 60 + 30 + 30 + 30) + 4 * 30
+    # end: root gradients in 16 bit and their fp32 copy; or root weights, gradients and a layer's reduction
+    assert mem.fsdp_end_bytes(root_params=100, layer_params=30, element_bytes=2, reduce_bytes=4) == 600
+    assert mem.fsdp_end_bytes(root_params=10, layer_params=30, element_bytes=2, reduce_bytes=4) == 40 + 120
+    assert mem.fsdp_accumulated_gradient_bytes(params=1000, reduce_bytes=4) == 4000
+
+
+def test_megatron() -> None:
+    assert mem.dummy_weight_gradient_bytes(matmul_params=1000, tp=4) == 500
+
+
+def test_optimizer_step() -> None:
+    # 1,000 parameters, a temporary of 4 bytes each, over 4 ranks
+    assert mem.foreach_step_bytes(params=1000, state_bytes=4, shard=4) == 1000
+
+
+# --- outside the allocator ---------------------------------------------------------------------------------
+
+
+def test_runtime() -> None:
+    assert mem.allocator_overhead_bytes(allocated_bytes=1000, overhead_fraction=0.04) == 40
+    assert mem.cuda_context_bytes(context_bytes=512 * MIB) == 536_870_912
+    # two groups x 16 channels x 4 MiB, sending and receiving
+    assert mem.nccl_buffer_bytes(communicators=2, channels=16, buffer_bytes=4 * MIB) == 256 * MIB
+    assert mem.cublas_workspace_bytes(workspace_bytes=32 * MIB, handles=2) == 64 * MIB
+
+
+def test_host_memory() -> None:
+    assert mem.host_load_bytes(ranks=8, params=1000, element_bytes=2) == 16_000
+    assert mem.host_offload_bytes(params=1000, bytes_per_param=12) == 12_000
+
+
+# --- columns -----------------------------------------------------------------------------------------------
+
+
+def test_columns_equal_scalars() -> None:
+    stages = np.array([0.0, 1.0, 2.0, 3.0])
+    params = np.array([1e9, 7e9, 70e9, 405e9])
+    column = mem.weight_bytes(params=params, parameter_bytes=2, shard=8, zero_stage=stages)
+    assert list(column) == [
+        mem.weight_bytes(params=float(params[i]), parameter_bytes=2, shard=8, zero_stage=float(stages[i]))
+        for i in range(4)
+    ]
+    assert list(column) == [2e9, 14e9, 140e9, 405e9 * 2 / 8]
+    sizes = np.array([2.0, 4.0])
+    norms = act.rmsnorm_saved_bytes(width=10.0, rows=1.0, activation_bytes=sizes)
+    assert list(norms) == [64.0, 84.0]
+    loss = act.loss_forward_bytes(vocab=100.0, activation_bytes=sizes)
+    assert list(loss) == [600.0, 400.0]
