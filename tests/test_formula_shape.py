@@ -73,7 +73,7 @@ def test_unit_source_and_printed_expression(name: str) -> None:
     assert formula.summary.endswith((".", ":")), "the docstring's first line is a sentence"
     assert formula.expression
     if ending := ENDINGS.get(formula.unit):
-        assert name.removesuffix("_per_gpu").endswith(ending), f"{name} yields {formula.unit}"
+        assert f"_{name}".removesuffix("_per_gpu").endswith(ending), f"{name} yields {formula.unit}"
 
 
 @pytest.mark.parametrize("name", sorted(DEFINITIONS))
