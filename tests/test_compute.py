@@ -155,6 +155,23 @@ def test_gradient_bytes_by_hand() -> None:
     assert f.tokens_per_s_per_gpu(tokens_per_s=100.0, gpus=4) == 25
 
 
+def test_host_times_by_hand() -> None:
+    assert f.pcie_bytes_per_s(generation=4, lanes=16) == pytest.approx(25.2e9, rel=0.01)
+    assert f.pcie_bytes_per_s(generation=5, lanes=16) == pytest.approx(50.4e9, rel=0.01)
+    # 10 parameters: 60 bytes over a 20 B/s link, then 10 x 28 x 2 ranks over 70 B/s of host memory
+    time = f.host_update_s(
+        params=10,
+        gradient_bytes=4,
+        parameter_bytes=2,
+        state_bytes=12,
+        link_bytes_per_s=20.0,
+        ranks_per_node=2,
+        host_bytes_per_s=70.0,
+    )
+    assert time == pytest.approx(3.0 + 8.0)
+    assert f.host_copy_s(bytes_moved=100, link_bytes_per_s=50.0) == 2
+
+
 def test_rates_by_hand() -> None:
     assert f.flops_utilisation(flops=8e12, step_s=2.0, gpus=4, peak_flops_per_s=2e12) == 0.5
     assert f.tokens_per_s(tokens=100, step_s=4.0) == 25

@@ -332,6 +332,46 @@ def quantise_bytes(*, elements: Num, source_bytes: Num, stored_bytes: Num) -> Nu
     return elements * (source_bytes + 2 * stored_bytes)
 
 
+@formula(
+    unit="bytes/s",
+    source="PCI-SIG: 8 GT/s a lane from gen 3, doubling each generation; 0.8 of it reaches copies",
+)
+def pcie_bytes_per_s(*, generation: Num, lanes: Num) -> Num:
+    """One-way rate of copies between a GPU and its host."""
+    return 0.8 * lanes * 2 ** (generation - 3) * 0.985e9
+
+
+@formula(
+    unit="s",
+    source="Ren et al. 2021 (ZeRO-Offload): gradients out, weights back, update by the host's memory",
+)
+def host_update_s(
+    *,
+    params: Num,
+    gradient_bytes: Num,
+    parameter_bytes: Num,
+    state_bytes: Num,
+    link_bytes_per_s: Num,
+    ranks_per_node: Num,
+    host_bytes_per_s: Num,
+) -> Num:
+    """Time of an optimizer step on the host over one rank's share of `params`.
+
+    All ranks of a node share the memory bandwidth of the host, over which states and gradient are read
+    and states written.
+    """
+    return (
+        params * (gradient_bytes + parameter_bytes) / link_bytes_per_s
+        + params * (2 * state_bytes + gradient_bytes) * ranks_per_node / host_bytes_per_s
+    )
+
+
+@formula(unit="s", source="Arithmetic")
+def host_copy_s(*, bytes_moved: Num, link_bytes_per_s: Num) -> Num:
+    """Time to copy between a GPU and its host."""
+    return bytes_moved / link_bytes_per_s
+
+
 # --- a step ----------------------------------------------------------------------------------------
 
 

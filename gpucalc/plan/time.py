@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpucalc.formulas import comm, pipeline
@@ -35,6 +35,9 @@ CONTENTION = 0.25
 # Share of sequence-parallel gathers and scatters that runs beside the products they feed, with
 # TransformerEngine's chunked overlap (Megatron's recipes from 2024 on); fitted to the published Llama 3 runs.
 TENSOR_HIDDEN = 0.5
+# Host memory an optimizer step on the CPU streams through, per node.
+HOST_BYTES_PER_S = 250e9
+DEFAULT_PCIE_GENERATION = 4
 # fp32 convolutions run as Winograd or FFT where they can: fewer multiplications than the direct form counts.
 DIRECT_SHARE = {"fp32": 0.72}
 # Passes of the optimizer over its states: for-each kernels read and write them several times.
@@ -153,7 +156,8 @@ def _pool_step(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, p
     if layout.pp > 1:
         parts.extend(_pipeline(graph, layout, recipe, links, micro_batch))
     parts.extend(_data_parallel(worst, layout, recipe, links))
-    parts.append(_optimizer(worst.stage, layout, recipe, device))
+    parts.extend(_offload(graph, worst, layout, recipe, device))
+    parts.append(_optimizer(worst.stage, layout, recipe, device, cluster.gpus_per_node))
     return total("step", tuple(parts), unit="s", kind=_modelled(parts))
 
 
@@ -477,11 +481,93 @@ def _group_sync(
     )
 
 
-def _optimizer(stage: Stage, layout: Layout, recipe: Recipe, device: Device) -> Line:
+def _host_link(device: Device) -> Line:
+    """One-way rate between a GPU and its host: the superchip's link, else PCIe."""
+    gpu = device.gpu
+    if gpu.c2c_bandwidth is not None:
+        both = gpu.c2c_bandwidth.line("host_link")
+        return Line("host_link", both.value / 2, both.unit, both.kind, source=both.source, note="one way")
+    known = gpu.pcie_gen is not None
+    line = compute(
+        "host_link",
+        f.pcie_bytes_per_s,
+        generation=gpu.pcie_gen if known else DEFAULT_PCIE_GENERATION,
+        lanes=gpu.pcie_lanes or 16,
+    )
+    return line if known else replace(line, kind=Kind.ASSUMED, note="PCIe generation not known")
+
+
+def _offload(graph: Graph, time: _StageTime, layout: Layout, recipe: Recipe, device: Device) -> list[Line]:
+    """Copies of offloaded parameters and activations that computation cannot hide."""
+    copies: list[Line] = []
+    link = _host_link(device) if recipe.offload else None
+    if "parameters" in recipe.offload:
+        dense, expert = rank_params(time.stage.params, layout)
+        moved = compute(
+            "bytes",
+            comm.weight_message_bytes,
+            params=dense / layout.shard + expert / _expert_replicas(layout),
+            element_bytes=recipe.compute_bytes,
+        )
+        copy = compute("parameters", f.host_copy_s, bytes_moved=moved, link_bytes_per_s=link)
+        copies.append(compute("parameters", f.repeated_s, each_s=copy, times=2 * layout.micro_batches))
+    if "activations" in recipe.offload and time.stage.depth:
+        shape = _shape(graph, graph.trunk, layout, recipe)
+        moved = compute(
+            "bytes",
+            f.elementwise_bytes,
+            tokens=shape.tokens,
+            width=graph.trunk.hidden,
+            passes=2 * time.stage.depth,
+            element_bytes=recipe.activation_bytes,
+        )
+        copy = compute("activations", f.host_copy_s, bytes_moved=moved, link_bytes_per_s=link)
+        copies.append(compute("activations", f.repeated_s, each_s=copy, times=layout.micro_batches))
+    if not copies:
+        return []
+    computed = compute(
+        "compute",
+        f.repeated_s,
+        each_s=Line("micro_batch_compute", time.device_s, "s", Kind.MODELLED),
+        times=layout.micro_batches,
+    )
+    copied = total("copies", tuple(copies), unit="s")
+    return [
+        compute(
+            "offload",
+            comm.exposed_s,
+            communication_s=copied,
+            compute_s=computed,
+            overlap=OVERLAP.get(recipe.framework, 0.7),
+            contention=0.0,
+            children=(copied,),
+        )
+    ]
+
+
+def _optimizer(stage: Stage, layout: Layout, recipe: Recipe, device: Device, ranks_per_node: int) -> Line:
     """Clipping and the update of this rank's share of the parameters."""
     dense, expert = _trained(stage, layout, recipe)
     sharded = layout.zero_stage >= 1
     local = dense / (layout.shard if sharded else 1) + expert / (_expert_replicas(layout) if sharded else 1)
+    if "optimizer" in recipe.offload:
+        return compute(
+            "optimizer",
+            f.host_update_s,
+            params=local,
+            gradient_bytes=recipe.gradient_bytes,
+            parameter_bytes=recipe.parameter_bytes,
+            state_bytes=recipe.optimizer_bytes,
+            link_bytes_per_s=_host_link(device),
+            ranks_per_node=ranks_per_node,
+            host_bytes_per_s=Line(
+                "host_memory_bandwidth",
+                HOST_BYTES_PER_S,
+                "bytes/s",
+                Kind.ASSUMED,
+                source="two sockets of eight DDR4 or DDR5 channels, what an update reaches of them",
+            ),
+        )
     clip = compute("clip_bytes", f.gradient_clip_bytes, params=local, gradient_bytes=recipe.gradient_bytes)
     update = compute(
         "update_bytes",
@@ -674,7 +760,14 @@ def binding(step: Line) -> str:
         "latency": 0.0,
         "bubble": 0.0,
     }
-    links = {"tensor_parallel", "context_parallel", "expert_parallel", "pipeline_messages", "data_parallel"}
+    links = {
+        "tensor_parallel",
+        "context_parallel",
+        "expert_parallel",
+        "pipeline_messages",
+        "data_parallel",
+        "offload",
+    }
     for part in step.children:
         if part.name in links:
             sums["link"] += part.value

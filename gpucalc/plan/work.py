@@ -374,13 +374,19 @@ def _linears(
             # The forward input once per distinct tensor, the gradient of every output.
             work.calls += LOW_PRECISION_CALLS[recipe.kernels]
             stored = _stored_bytes(recipe.math)
-            for lines, elements in ((work.traffic, rows * inputs), (work.traffic_back, rows * outputs)):
-                if lines is work.traffic and not fresh:
-                    continue
+            # TransformerEngine keeps scales and cast weights; elsewhere each use finds its maximum first.
+            cached = recipe.cached_fp8_weights
+            source = 2 if cached else 4
+            casts = [(work.traffic_back, f"{linear.name}_gradient_cast", rows * outputs)]
+            if fresh:
+                casts.append((work.traffic, f"{linear.name}_input_cast", rows * inputs))
+            if not cached:
+                casts.append((work.traffic, f"{linear.name}_weight_cast", matrices * inputs * outputs))
+            for lines, name, elements in casts:
                 moved = compute(
-                    "bytes", f.quantise_bytes, elements=elements, source_bytes=2, stored_bytes=stored
+                    "bytes", f.quantise_bytes, elements=elements, source_bytes=source, stored_bytes=stored
                 )
-                lines.append(device.move(f"{linear.name}_quantise", moved))
+                lines.append(device.move(name, moved))
         if recipe.autocast:
             work.calls += 2
             _elementwise(work, f"{linear.name}_cast", rows, inputs, (CAST_PASSES, CAST_PASSES), 2, device)
