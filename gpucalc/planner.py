@@ -43,6 +43,7 @@ def plan_job(
     cluster = cluster or catalog.cluster(job.fleet, job.job.system)
     errors = errors if errors is not None else error_table(catalog)
     assumptions = tuple(Assumption(d.key, d.value, d.why) for d in job.defaults)
+    run, assumptions = _runnable_precision(run, assumptions, cluster)
     plan = plan_best(
         subject,
         run,
@@ -66,6 +67,21 @@ def plan_job(
         larger=_larger(catalog, cluster) if plan.verdict.level is not Level.FITS else (),
         errors=errors,
     )
+
+
+def _runnable_precision(
+    run: TrainRun, assumptions: tuple[Assumption, ...], cluster: Cluster
+) -> tuple[TrainRun, tuple[Assumption, ...]]:
+    """fp16 in place of a bf16 nobody asked for, where a GPU has no bf16 rate."""
+    lacking = next((pool.gpu for pool in cluster.pools if pool.gpu.peak("bf16") is None), None)
+    if lacking is None or not any(item.key == "run.precision" for item in assumptions):
+        return run, assumptions
+    chosen = next((p for p in ("fp16", "fp32") if all(pool.gpu.peak(p) for pool in cluster.pools)), None)
+    if chosen is None:
+        return run, assumptions
+    said = Assumption("run.precision", chosen, f"{lacking.name} has no bf16 rate")
+    others = tuple(item for item in assumptions if item.key != "run.precision")
+    return run.model_copy(update={"precision": chosen}), (said, *others)
 
 
 def _larger(catalog: Catalog, cluster: Cluster) -> tuple[str, ...]:

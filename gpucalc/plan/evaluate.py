@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpucalc.counts import Counts, count
-from gpucalc.errors import InputError
+from gpucalc.errors import InputError, UnsupportedModel
 from gpucalc.formulas import cost as money
 from gpucalc.graph import Graph, build_graph
 from gpucalc.line import Kind, Line, compute
@@ -129,6 +129,7 @@ def evaluate(
 
     Raises Infeasible for an illegal layout, InputError for what the hardware cannot do.
     """
+    _known_well_enough(subject)
     layout, chosen = resolve_layout(run, subject.graph, gpus=cluster.count)
     recipe = resolve_recipe(run, subject.graph)
     peak = memory_peak(subject.graph, layout, recipe, hopper_or_later=hopper_or_later(cluster.pools[0]))
@@ -169,6 +170,26 @@ def evaluate(
         actions=(),
         notes=(*subject.graph.notes, *notes, *_fleet_notes(cluster)),
     )
+
+
+def _known_well_enough(subject: Subject) -> None:
+    """Raises UnsupportedModel for a network of which only the parameter count is known."""
+    network = subject.graph.network
+    if network is None or subject.graph.stacks:
+        return
+    missing = [
+        name
+        for name, value in (
+            ("forward FLOPs", network.forward_flops),
+            ("elements saved for backward", network.saved_elements),
+        )
+        if not value
+    ]
+    if missing:
+        raise UnsupportedModel(
+            f"{subject.graph.name} is known by its parameters alone: {' and '.join(missing)} are not known",
+            key="model",
+        )
 
 
 def judge(peak: MemoryPeak, cluster: Cluster, recipe: Recipe, errors: ErrorTable) -> Verdict:
