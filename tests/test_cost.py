@@ -25,3 +25,7 @@ def test_energy_and_money_by_hand() -> None:
     assert f.carbon_kg(energy_kwh=9.0, carbon_kg_per_kwh=0.4) == pytest.approx(3.6)
     # 8 GPUs at 3.60 USD/h: 0.008 USD/s; 20,000 tokens/s: 0.4 USD per million
     assert f.usd_per_million_tokens(usd_per_gpu_hour=3.6, gpus=8, tokens_per_s=20_000) == pytest.approx(0.4)
+
+
+def test_host_power_by_hand() -> None:
+    assert f.host_power_w(gpu_power_w=700, share=0.5) == 350
