@@ -93,6 +93,29 @@ def test_a_reader_that_stops_early_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_an_ascii_terminal_gets_ascii() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gpucalc", "plan", "llama-3-8b"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.isascii()
+    assert b"##" in done.stdout
+
+
+def test_names_are_completed_from_the_catalogue() -> None:
+    environment = {**os.environ, "_GPUCALC_COMPLETE": "complete_bash", "COMP_WORDS": "gpucalc gpus show h100"}
+    done = subprocess.run(
+        [sys.executable, "-m", "gpucalc"],
+        env={**environment, "COMP_CWORD": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "h100-sxm-80gb" in done.stdout.split()
+
+
 def commands(app: typer.Typer = cli.app, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Every command and group of the program, by the words that call it."""
     found = [path]
