@@ -18,7 +18,7 @@ from typing import Any
 from gpucalc.formulas import activations as act
 from gpucalc.formulas import memory as mem
 from gpucalc.formulas.pipeline import in_flight_micro_batches
-from gpucalc.graph import Attention, Graph, Mlp, Moe
+from gpucalc.graph import Attention, Graph, Mlp, Moe, Shard
 from gpucalc.line import Kind, Line, compute, total
 from gpucalc.plan import allowances
 from gpucalc.plan.activation import layer_line, norm_line, selective_line
@@ -185,13 +185,24 @@ class _Stage:
 
     # --- state -----------------------------------------------------------------------------------------
 
-    def _split(self, name: str, function: Callable[..., Any], **inputs: Any) -> Line:
-        """A state line as the sum of its dense and expert parts, each sharded over its own group."""
+    def _split(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *,
+        held: tuple[float, float] | None = None,
+        **inputs: Any,
+    ) -> Line:
+        """A state line as the sum of its dense and expert parts, each sharded over its own group.
+
+        held: those parts' parameters, the stage's by default.
+        """
         layout = self.layout
+        dense, expert = (self.dense, self.expert) if held is None else held
         parts = []
         for part, params, shard in (
-            ("dense", self.dense, layout.shard),
-            ("experts", self.expert, layout.expert_shard),
+            ("dense", dense, layout.shard),
+            ("experts", expert, layout.expert_shard),
         ):
             if params:
                 parts.append(
@@ -418,8 +429,11 @@ class _Stage:
         }
         return sum(inputs * outputs for _, inputs, outputs in shapes)
 
-    def _layer_linear_params(self) -> float:
+    def _layer_linear_params(self, *, one_layer: bool = False) -> float:
         layout = self.layout
+        if one_layer:
+            layer = self.stage.layers[0].params
+            return layer.linear / layout.tp + layer.expert / (layout.ep * layout.etp)
         dense = sum(run.params.linear * run.count for run in self.stage.layers) / layout.tp
         return dense + self.expert
 
@@ -498,11 +512,14 @@ class _Stage:
             return float(self._per_layer(run, selective_line(run.block, recipe, seq_len=seq_len)).value)
         return float(self.full_layer(run).value)
 
-    def activations(self) -> tuple[Line, ...]:
+    def activations(self, *, one_layer: bool = False) -> tuple[Line, ...]:
+        """What is kept for backward; one_layer: when the sweep has come to the first layer."""
         lines = []
         for run in self.stage.layers:
             if self._idle(run):
                 continue
+            if one_layer and lines:
+                break
             flight = self.in_flight if run.in_trunk else 1
             lines.append(
                 compute(
@@ -510,7 +527,7 @@ class _Stage:
                     act.kept_activation_bytes,
                     kind=Kind.MODELLED,
                     layer_bytes=self.kept_layer(run),
-                    layers=run.count,
+                    layers=1 if one_layer else run.count,
                     in_flight=flight,
                 )
             )
@@ -546,7 +563,7 @@ class _Stage:
                 compute(
                     "autocast_weights",
                     mem.autocast_weight_bytes,
-                    linear_params=self._layer_linear_params(),
+                    linear_params=self._layer_linear_params(one_layer=one_layer),
                 )
             )
         if "activations" in self.recipe.offload:
@@ -570,7 +587,7 @@ class _Stage:
         recipe = self.recipe
         if recipe.recompute == "none" or not self.stage.layers:
             return None
-        run = max(self.stage.layers, key=lambda item: self.full_layer(item).value)
+        run = self._widest_run()
         full = self.full_layer(run)
         kept = self.kept_layer(run)
         extra = full.value if recipe.recompute == "full" else max(0.0, full.value - kept)
@@ -740,24 +757,100 @@ class _Stage:
         gradients: tuple[Line, ...],
         persistent: bool,
     ) -> Line:
-        """The larger of two moments: the sweep's first layer (most activations), its end (all gradients)."""
+        """The largest of the moments of the sweep.
+
+        The final norm; the first layer, with most activations; the last one, with most gradients beside a
+        layer's activations; the end, with all gradients.
+        """
         rebuilt = self.rebuilt()
-        working = self.backward_working_set()
-        transients = self.backward_transients()
-        first = (
-            *states,
-            *buffers,
-            *kept,
+        layer = (
             *((rebuilt,) if rebuilt is not None else ()),
-            *working,
+            *self.backward_working_set(),
             *self.dequantised(),
-            *transients,
-            *(gradients if persistent else self.head_gradient()),
+            *self.backward_transients(),
+            *(() if persistent else self.layer_gradient()),
         )
-        end = (*states, *buffers, *gradients, *self.end_transients(), *self.embedding_gradient_input())
-        start_value = sum(line.value for line in first)
-        end_value = sum(line.value for line in end)
-        return self.phase("backward", first if start_value >= end_value else end)
+        present = gradients if persistent else self.head_gradient()
+        moments = [
+            (*states, *buffers, *kept, *layer, *present),
+            (*states, *buffers, *gradients, *self.end_transients(), *self.embedding_gradient_input()),
+        ]
+        norm = self.final_norm_backward()
+        if norm:
+            moments.append((*states, *buffers, *kept, *norm, *self.fsdp_root(), *present))
+        made = self.gradients_but_one_layer()
+        if made and not persistent:
+            moments.append((*states, *buffers, *self.activations(one_layer=True), *layer, *made))
+        return self.phase("backward", max(moments, key=lambda lines: sum(line.value for line in lines)))
+
+    def final_norm_backward(self) -> tuple[Line, ...]:
+        """What the written-out final RMSNorm holds while its backward runs."""
+        recipe, norm = self.recipe, self.graph.trunk.final_norm if self.graph.stacks else None
+        if not self._vocab or norm is None or recipe.kernels != "eager" or "rmsnorm" not in norm.kind:
+            return ()
+        return (
+            compute(
+                "final_norm_input",
+                act.checkpoint_bytes,
+                hidden=norm.width,
+                tokens=self.tokens,
+                activation_bytes=4,
+                shards=self.sp,
+            ),
+            compute(
+                "backward_working_set",
+                act.rmsnorm_backward_bytes,
+                hidden=norm.width,
+                tokens=self.tokens / self.sp,
+            ),
+        )
+
+    def layer_gradient(self) -> tuple[Line, ...]:
+        """Gradient of the feed-forward output matrix, made at the widest point of a layer's backward.
+
+        Where gradients are reduced layer by layer it is among what is gathered and reduced.
+        """
+        recipe, layout = self.recipe, self.layout
+        if recipe.adapters is not None or layout.zero_stage >= 2 or not self.stage.layers:
+            return ()
+        ffn = self._widest_run().block.ffn
+        rows = [linear for linear in ffn.linears if linear.outputs == ffn.hidden] if ffn is not None else []
+        if not rows:
+            return ()
+        dense = sum(linear.inputs * linear.outputs for linear in rows if linear.shard is not Shard.EXPERT)
+        expert = sum(
+            linear.copies * linear.inputs * linear.outputs for linear in rows if linear.shard is Shard.EXPERT
+        )
+        return (
+            compute(
+                "layer_gradient",
+                mem.gradient_bytes,
+                params=dense / layout.tp + expert / (layout.ep * layout.etp),
+                element_bytes=recipe.gradient_bytes,
+                shard=1,
+                zero_stage=0,
+            ),
+        )
+
+    def gradients_but_one_layer(self) -> tuple[Line, ...]:
+        """Gradients there when the sweep reaches its last layer: all but that layer's and the table's."""
+        recipe, stage, layout = self.recipe, self.stage, self.layout
+        trunk = [run for run in stage.layers if run.in_trunk]
+        if recipe.adapters is not None or recipe.optimizer_in_backward or not trunk:
+            return ()
+        if "gradients" in recipe.offload:
+            return ()
+        layer = trunk[0].params
+        tied = stage.first and stage.last and self.graph.head is not None and self.graph.head.tied
+        table = 0 if tied else stage.embedding.sharded
+        held = stage.params
+        dense = (held.sharded - layer.sharded - table) / layout.tp + held.replicated - layer.replicated
+        expert = (held.expert - layer.expert) / (layout.ep * layout.etp)
+        return (
+            self._split(
+                "gradients", mem.gradient_bytes, held=(dense, expert), element_bytes=recipe.gradient_bytes
+            ),
+        )
 
     def embedding_gradient_input(self) -> tuple[Line, ...]:
         """Gradient of the embedding's output, alive while the table's gradient is made."""
@@ -810,11 +903,15 @@ class _Stage:
             ),
         )
 
+    def _widest_run(self) -> LayerRun:
+        """The layer kind that keeps most without recomputation."""
+        return max(self.stage.layers, key=lambda item: self.full_layer(item).value)
+
     def backward_working_set(self) -> tuple[Line, ...]:
         recipe, layout = self.recipe, self.layout
         if not self.stage.layers:
             return ()
-        run = max(self.stage.layers, key=lambda item: self.full_layer(item).value)
+        run = self._widest_run()
         ffn = run.block.ffn
         tokens = self._run_tokens(run)
         hidden = run.stack.hidden
@@ -848,15 +945,6 @@ class _Stage:
                     tp=layout.tp,
                 )
             )
-            if recipe.kernels == "eager" and any("rmsnorm" in norm.kind for norm in run.block.norms):
-                candidates.append(
-                    compute(
-                        "backward_working_set",
-                        act.rmsnorm_backward_bytes,
-                        hidden=hidden,
-                        tokens=tokens / self.sp,
-                    )
-                )
         if recipe.framework == "megatron" and self._vocab:
             candidates.append(
                 compute(
