@@ -514,7 +514,7 @@ class _Stage:
 
     def activations(self, *, one_layer: bool = False) -> tuple[Line, ...]:
         """What is kept for backward; one_layer: when the sweep has come to the first layer."""
-        lines = []
+        lines: list[Line] = []
         for run in self.stage.layers:
             if self._idle(run):
                 continue
