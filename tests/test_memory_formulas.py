@@ -321,3 +321,8 @@ def test_columns_equal_scalars() -> None:
     assert list(norms) == [64.0, 84.0]
     loss = act.loss_forward_bytes(vocab=100.0, activation_bytes=sizes)
     assert list(loss) == [600.0, 400.0]
+
+
+def test_loss_parallel_backward_bytes() -> None:
+    # Gradient, exponential, sum: 3 fp32 tensors of 32,000 logits = 12 x 32,000 bytes a token.
+    assert act.loss_parallel_backward_bytes(vocab=32_000) == 384_000

@@ -229,6 +229,15 @@ def loss_backward_bytes(*, vocab: Num, activation_bytes: Num, logits_kept: Num) 
     return 8 * vocab + logits_kept * activation_bytes * vocab
 
 
+@formula(
+    unit="bytes/token",
+    source="torch.distributed.tensor.parallel.loss: gradient, exponential and their sum in fp32; read, not run",
+)
+def loss_parallel_backward_bytes(*, vocab: Num) -> Num:
+    """PyTorch's vocabulary-parallel loss: three logit-sized fp32 tensors beyond the kept log-softmax."""
+    return 12 * vocab
+
+
 @formula(unit="bytes/token", source=TE)
 def fused_loss_bytes(*, vocab: Num, activation_bytes: Num) -> Num:
     """Cross entropy in one kernel (Megatron fusion, torch.compile): logits and their gradient."""

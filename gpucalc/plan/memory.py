@@ -670,6 +670,8 @@ class _Stage:
             activation_bytes=recipe.activation_bytes,
             logits_kept=0,
         )
+        if recipe.gathered_tp_inputs and layout.tp > 1:
+            backward = compute("backward", act.loss_parallel_backward_bytes, vocab=vocab)
         worst = forward if forward.value >= backward.value else backward
         line = compute(
             "logits", act.layer_saved_bytes, bytes_per_token=worst, tokens=self.tokens, tp=layout.tp
