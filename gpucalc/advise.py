@@ -55,6 +55,8 @@ def advised(
         kept = [a for a in actions if a.needed_bytes < needed * WORTH_MEMORY]
         kept.sort(key=lambda a: (_RANK[a.level], -(a.tokens_per_s or 0), a.needed_bytes))
     kept = kept[:MOST_ACTIONS]
+    if len(cluster.pools) > 1 and clusters is not None:
+        kept = [*_without_a_kind(plan, subject, run, cluster, clusters, errors), *kept]
     if plan.verdict.level is not Level.FITS and clusters is not None:
         cards = (*(pool.gpu.id for pool in cluster.pools), *larger)
         for card in dict.fromkeys(cards):
@@ -62,6 +64,36 @@ def advised(
             if found is not None:
                 kept.append(found)
     return replace(plan, actions=tuple(kept))
+
+
+def _without_a_kind(
+    plan: Plan,
+    subject: Subject,
+    run: TrainRun,
+    cluster: Cluster,
+    clusters: Clusters,
+    errors: ErrorTable | None,
+) -> Iterator[Action]:
+    """What each GPU kind of a mixed fleet does alone, where that is better than all of them together.
+
+    The smallest card sizes every rank and the slowest paces every step, so more cards may give less.
+    """
+    batch = plan.layout.global_batch if isinstance(run.global_batch, int) else None
+    open_run = run.model_copy(
+        update={"dp": None, "dp_shard": None, "global_batch": batch, "grad_accum": None if batch else 1}
+    )
+    for kept in cluster.pools:
+        fleet = f"{kept.count}x{kept.gpu.id}"
+        try:
+            alone = clusters(kept.gpu.id, kept.count)
+            found = plan_best(subject, open_run, alone, name=plan.name, fleet=fleet, errors=errors)
+        except GpucalcError:
+            continue
+        better = _RANK[found.verdict.level] < _RANK[plan.verdict.level]
+        same = found.verdict.level is plan.verdict.level
+        if better or (same and _speed(found) > _speed(plan) * WORTH_SPEED):
+            dropped = " and ".join(f"{p.count} x {p.gpu.name}" for p in cluster.pools if p is not kept)
+            yield _action(f"drop {dropped}: {kept.count} x {kept.gpu.name} alone", {"gpus": fleet}, found)
 
 
 def smallest_fleet(

@@ -470,7 +470,7 @@ class Planner:
         graph, pool = subject.graph, cluster.pools[0]
         layout, _ = resolve_layout(run, graph, gpus=cluster.count)
         recipe = resolve_recipe(run, graph)
-        peak = memory_peak(graph, layout, recipe, hopper_or_later=hopper_or_later(pool))
+        peak = memory_peak(graph, layout, recipe, hopper_or_later=hopper_or_later(cluster))
         memory: dict[str, Any] = {
             "allocated_bytes": allocated_peak(peak.tree),
             "reserved_bytes": reserved_peak(peak.tree),

@@ -132,7 +132,7 @@ def evaluate(
     _known_well_enough(subject)
     layout, chosen = resolve_layout(run, subject.graph, gpus=cluster.count)
     recipe = resolve_recipe(run, subject.graph)
-    peak = memory_peak(subject.graph, layout, recipe, hopper_or_later=hopper_or_later(cluster.pools[0]))
+    peak = memory_peak(subject.graph, layout, recipe, hopper_or_later=hopper_or_later(cluster))
     known = errors or ErrorTable()
     verdict = judge(peak, cluster, recipe, known)
     for pool in cluster.pools:
@@ -218,10 +218,10 @@ def judge(peak: MemoryPeak, cluster: Cluster, recipe: Recipe, errors: ErrorTable
     )
 
 
-def hopper_or_later(pool: Pool) -> bool:
-    """Whether cuBLAS takes its large workspace on this GPU (compute capability 9.0 and up)."""
-    major = pool.gpu.compute_capability.split(".")[0]
-    return major.isdigit() and int(major) >= 9
+def hopper_or_later(cluster: Cluster) -> bool:
+    """Whether cuBLAS takes its large workspace on any of the GPUs (compute capability 9.0 and up)."""
+    majors = [pool.gpu.compute_capability.split(".")[0] for pool in cluster.pools]
+    return any(major.isdigit() and int(major) >= 9 for major in majors)
 
 
 def cost_line(run: TrainRun, cluster: Cluster, layout: Layout, time: Line, rates: Line) -> Line | None:

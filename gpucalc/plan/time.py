@@ -705,6 +705,25 @@ def sample_tokens(graph: Graph, recipe: Recipe) -> Num:
     return trunk.tokens if trunk.tokens is not None else recipe.seq_len
 
 
+def _mean_peak(cluster: Cluster, math: str) -> Line:
+    """Peak rate of a GPU of the fleet; of several kinds the mean, so that utilisation is the fleet's."""
+    peaks = []
+    for pool in cluster.pools:
+        peak = pool.gpu.peak(math)
+        assert peak is not None  # refused before, where a kind has no such rate
+        peaks.append(peak)
+    if len(peaks) == 1:
+        return peaks[0]
+    summed = sum(pool.count * peak.value for pool, peak in zip(cluster.pools, peaks, strict=True))
+    return Line(
+        "peak",
+        summed / cluster.count,
+        peaks[0].unit,
+        worst_kind(peaks),
+        source="mean of the fleet's GPU kinds, by count",
+    )
+
+
 def throughput(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, step: Line) -> Line:
     """Rates of a step: the value is samples per second of the whole run, the children say the rest.
 
@@ -733,9 +752,7 @@ def throughput(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, s
         recompute_flops=batch * again,
         note="forward, backward with scores recomputed, and recomputed layers",
     )
-    pool = cluster.pools[0]
-    peak = pool.gpu.peak(recipe.math)
-    assert peak is not None  # step_time refused it otherwise
+    peak = _mean_peak(cluster, recipe.math)
     gpus = layout.world
     shared: dict[str, Any] = {"step_s": step, "gpus": gpus}
     tokens = compute("tokens_per_s", f.tokens_per_s, tokens=batch * sample_tokens(graph, recipe), step_s=step)
