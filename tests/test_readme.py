@@ -11,6 +11,7 @@ from test_cli import commands
 
 from gpucalc.__main__ import main
 from gpucalc.errors import ExitCode
+from gpucalc.spec.yamlio import load_yaml
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,3 +50,27 @@ def test_the_set_up_commands_name_what_is_there() -> None:
     assert "python -m pip install . && gpucalc plan" in README
     assert '-c tests/constraints.txt -e ".[test,probe]" && python -m pytest' in README
     assert "torch==2.13.0" in (ROOT / "tests" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+
+
+def accuracy_table() -> str:
+    """The recorded errors as the README shows them."""
+    recorded = load_yaml(ROOT / "catalogs/measurements/accuracy.yaml").data
+    rows = [
+        "| quantity | framework | runs | sources | median error | nine in ten within |",
+        "|---|---|---|---|---|---|",
+    ]
+    for quantity, frameworks in recorded.items():
+        for framework, of in frameworks.items():
+            errors = f"{100 * of['median_abs']:.1f} % | {100 * of['p90_abs']:.0f} %"
+            rows.append(f"| {quantity} | {framework} | {of['rows']} | {of['groups']} | {errors} |")
+    return "\n".join(rows)
+
+
+def test_the_accuracy_table_is_the_recorded_one(request: pytest.FixtureRequest) -> None:
+    path = ROOT / "README.md"
+    marked = re.compile(r"(<!-- accuracy[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
+    text = path.read_text(encoding="utf-8")
+    wanted = marked.sub(lambda found: f"{found[1]}\n{accuracy_table()}\n\n{found[2]}", text)
+    if request.config.getoption("--update-golden"):
+        path.write_text(wanted, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == wanted, "accuracy.yaml changed; see --update-golden"

@@ -20,7 +20,6 @@ from gpucalc.report.screen import (
     bar,
     breakdown,
     clean,
-    columns,
     grid,
     heading,
     indent,
@@ -77,7 +76,7 @@ def verdict(decided: Verdict) -> RenderableType:
     margin = decided.margin_bytes
     spare = f"{units.gib(abs(margin))} {'to spare' if margin >= 0 else 'too much'}"
     first = Text.assemble(
-        (word, style), f"  needs {units.gib(needed)} per GPU, the card has {units.gib(capacity)}: {spare}"
+        (word, style), f"  needs {units.gib(needed)} per GPU, has {units.gib(capacity)}: {spare}"
     )
     error = decided.expected_error
     against = {
@@ -86,7 +85,7 @@ def verdict(decided: Verdict) -> RenderableType:
         Level.DOES_NOT_FIT: "the excess is larger than",
     }[decided.level]
     why = f"{against} the expected error, ±{units.percent(error)} = ±{units.gib(error * needed)}"
-    where = f"peak: {decided.phase}, stage {decided.stage}; largest part: {clean(decided.binds)}"
+    where = f"peak: {decided.phase}, stage {decided.stage}; largest part there: {clean(decided.binds)}"
     return Group(first, indent(Text(f"{why} ({clean(decided.error_basis)})")), indent(Text(where)))
 
 
@@ -203,7 +202,7 @@ def _facts(parent: Line, *, itself: bool = False) -> Table:
 def _assumptions(answer: Plan) -> Table:
     table = grid("left", "left")
     for item in answer.assumptions:
-        value = "" if item.value == "" else f" = {clean(item.value)}"
+        value = "" if item.value == "" else f" = {_word(item.value)}"
         table.add_row(Text(clean(item.key) + value), Text(clean(item.why), style=QUIET))
     return table
 
@@ -218,17 +217,38 @@ def _assumed(facts: tuple[Line, ...]) -> Table:
     return table
 
 
-def _actions(actions: tuple[Action, ...]) -> Table:
-    table = columns("change", "verdict", "needs", "step", "tokens/s", right=(2, 3, 4))
-    for action in actions:
-        table.add_row(
-            Text(clean(action.title)),
-            Text(*_VERDICT[action.level]),
-            Text(units.gib(action.needed_bytes)),
-            Text(units.seconds(action.step_s) if action.step_s is not None else ""),
-            Text(whole(action.tokens_per_s) if action.tokens_per_s is not None else ""),
+def _actions(actions: tuple[Action, ...]) -> RenderableType:
+    """One line of numbers per action, and below it the keys to set."""
+    rows = [
+        (
+            clean(action.title),
+            _VERDICT[action.level][0],
+            units.gib(action.needed_bytes),
+            units.seconds(action.step_s) if action.step_s is not None else "",
+            whole(action.tokens_per_s) if action.tokens_per_s is not None else "",
         )
-    return table
+        for action in actions
+    ]
+    heads = ("change", "verdict", "needs", "step", "tokens/s")
+    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
+
+    def line(row: tuple[str, ...]) -> str:
+        cells = [text.rjust(width) for text, width in zip(row[2:], widths[2:], strict=True)]
+        return "  ".join([row[0].ljust(widths[0]), row[1].ljust(widths[1]), *cells])
+
+    parts: list[RenderableType] = [Text(line(heads), style=HEADING)]
+    for row, action in zip(rows, actions, strict=True):
+        parts.append(Text(line(row)))
+        settings = " ".join(f"{clean(key)}={_word(value)}" for key, value in action.changes.items())
+        parts.append(indent(Text(settings, style=QUIET)))
+    return Group(*parts)
+
+
+def _word(value: object) -> str:
+    """A value as `--set` takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else clean(value)
 
 
 def _explained(item: Explanation, depth: int, shown: set[int]) -> Iterator[RenderableType]:
