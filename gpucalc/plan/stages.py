@@ -160,7 +160,7 @@ def _stage(
         bias = graph.head.vocab if graph.head.bias else 0
         if not graph.head.tied:
             head = head + Params(sharded=matrix + bias, linear=matrix)
-        elif pp > 1:  # the last stage keeps its own copy of the tied matrix
+        elif pp > 1 and matrix:  # the last stage keeps its own copy of the tied matrix
             head = head + Params(sharded=table + bias, linear=table)
         else:
             head = head + Params(sharded=bias)
