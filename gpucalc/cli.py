@@ -485,11 +485,11 @@ def _only(entries: list[Any], flag: str, wanted: str | None, of: Callable[[Any],
         return entries
     kept = [entry for entry in entries if of(entry).casefold() == wanted.casefold()]
     if not kept:
-        from gpucalc.errors import UnknownName
+        from gpucalc.errors import UnknownName, nearest
 
-        raise UnknownName(
-            "no entry has this value", where=flag, given=wanted, legal=sorted({of(e) for e in entries})
-        )
+        legal = sorted({of(entry) for entry in entries})
+        near = nearest(wanted, legal)
+        raise UnknownName("no entry has this value", where=flag, given=wanted, legal=legal, near=near)
     return kept
 
 

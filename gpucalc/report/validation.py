@@ -88,16 +88,10 @@ def _statistics_row(table: Table, name: str, of: Statistics) -> None:
 
 
 def _points(held: Sequence[Point]) -> Table:
-    table = columns("run", "measured", "estimate", "ratio", "framework", "gpu", right=(1, 2, 3))
-    for point in held:
-        table.add_row(
-            Text(clean(point.id)),
-            quantity(point.measured, point.unit),
-            quantity(point.estimated, point.unit),
-            f"{point.ratio:.3f}",
-            Text(clean(point.framework)),
-            Text(clean(point.gpu)),
-        )
+    table = columns("ratio", "measured", "estimate", "run", right=(0, 1, 2), whole=(0, 1, 2))
+    for point in sorted(held, key=lambda one: (one.group, one.id)):
+        measured, estimated = quantity(point.measured, point.unit), quantity(point.estimated, point.unit)
+        table.add_row(f"{point.ratio:.3f}", measured, estimated, Text(clean(point.id)))
     return table
 
 
