@@ -17,35 +17,73 @@ from gpucalc.num import Num, maximum, where
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links, is_scalar
 from gpucalc.plan.stages import Params, Stage, stages
-from gpucalc.plan.work import Device, LayerWork, Shape, attention_pairs, has_experts, head_work, layer_work
+from gpucalc.plan.work import (
+    SCAN_CHUNK,
+    Device,
+    LayerWork,
+    Shape,
+    attention_pairs,
+    has_experts,
+    head_work,
+    layer_work,
+)
 from gpucalc.spec.hardware import Cluster
+
+_STREAMS = "design of the framework: gathers and reductions run on streams of their own"
+_ABOVE = "one micro-batch of the slowest stage: the sum of this step's other lines"
+_RUNS = "fitted to the published training runs, groups of equal weight"
+
+
+def _known(name: str, value: float, unit: str, source: str, kind: Kind = Kind.MODELLED) -> Line:
+    return Line(name, value, unit, kind, source=source)
+
 
 # Share of the computation beside which a framework runs its data-parallel communication.
 OVERLAP = {
-    "ddp": 0.9,
-    "hf": 0.9,
-    "fsdp": 1.0,
-    "torchtitan": 1.0,
-    "megatron": 0.9,
-    "deepspeed": 0.7,
+    framework: _known("overlap", share, "fraction", _STREAMS)
+    for framework, share in {
+        "ddp": 0.9,
+        "hf": 0.9,
+        "fsdp": 1.0,
+        "torchtitan": 1.0,
+        "megatron": 0.9,
+        "deepspeed": 0.7,
+    }.items()
 }
+RING_OVERLAP = _known(
+    "overlap", 1.0, "fraction", "ring attention sends the next block beside the current one"
+)
 # Share of hidden communication that still shows, as multiprocessors and memory bandwidth it takes away.
-# Fitted to the FSDP runs among the published measurements; NCCL takes 16 to 32 of 132 multiprocessors.
-CONTENTION = 0.25
-# Share of sequence-parallel gathers and scatters that runs beside the products they feed, with
-# TransformerEngine's chunked overlap (Megatron's recipes from 2024 on); fitted to the published Llama 3 runs.
-TENSOR_HIDDEN = 0.5
-# Host memory an optimizer step on the CPU streams through, per node.
-HOST_BYTES_PER_S = 250e9
+CONTENTION = _known(
+    "contention", 0.25, "fraction", f"{_RUNS}; NCCL takes 16 to 32 of an H100's 132 multiprocessors"
+)
+COPY_CONTENTION = _known("contention", 0.0, "fraction", "copy engines take no multiprocessor")
+# Share of sequence-parallel gathers and scatters that runs beside the products they feed.
+TENSOR_HIDDEN = _known(
+    "hidden_share", 0.5, "fraction", f"{_RUNS}: TransformerEngine's chunked overlap, in recipes from 2024 on"
+)
+TENSOR_EXPOSED = _known("hidden_share", 0.0, "fraction", "gathers and scatters wait for one another")
+HOST_BANDWIDTH = _known(
+    "host_memory_bandwidth",
+    250e9,
+    "bytes/s",
+    "two sockets of eight DDR4 or DDR5 channels, what an optimizer step reaches of them",
+    Kind.ASSUMED,
+)
 DEFAULT_PCIE_GENERATION = 4
-# fp32 convolutions run as Winograd or FFT where they can: fewer multiplications than the direct form counts.
-DIRECT_SHARE = {"fp32": 0.72}
+# Winograd and FFT convolutions multiply less than the direct form counts; tensor cores run the direct form.
+DIRECT_SHARE = _known("direct_share", 0.72, "fraction", f"{_RUNS}: fp32 convolutions on V100")
+WHOLE_SHARE = _known("direct_share", 1.0, "fraction", "tensor-core convolutions take the direct form")
 # Passes of the optimizer over its states: for-each kernels read and write them several times.
 OPTIMIZER_PASSES = {"eager": 2.5, "compiled": 2.5, "fused": 1.0}
-# What one multiprocessor moves per clock in image networks' elementwise kernels; fitted to the published
-# convolutional runs, where A100 and H100 gain less over V100 and RTX 3090 than their memory does.
-IMAGE_BYTES_PER_CLOCK = 6
-# Convolutional networks: passes over the tensors of the layers that multiply nothing, backward to forward.
+# What one multiprocessor moves per clock in image networks' elementwise kernels.
+IMAGE_BYTES_PER_CLOCK = _known(
+    "bytes_per_clock",
+    6.0,
+    "bytes",
+    f"{_RUNS}: on image networks A100 and H100 gain less over V100 and RTX 3090 than their memory does",
+)
+# Image networks: passes over the tensors of the layers that multiply nothing, backward to forward.
 NETWORK_BACKWARD = 2.0
 
 
@@ -294,7 +332,9 @@ def _tensor_parallel(block: Block, shape: Shape, layout: Layout, recipe: Recipe,
         sequence_parallel=layout.sequence_parallel,
         reductions=reductions,
         passes=2 + again,
-        hidden_share=TENSOR_HIDDEN if recipe.framework == "megatron" and recipe.year >= 2024 else 0.0,
+        hidden_share=(
+            TENSOR_HIDDEN if recipe.framework == "megatron" and recipe.year >= 2024 else TENSOR_EXPOSED
+        ),
     )
 
 
@@ -322,7 +362,7 @@ def _context_parallel(
         comm.exposed_s,
         communication_s=compute("ring", f.repeated_s, each_s=ring, times=3),
         compute_s=attention,
-        overlap=1.0,
+        overlap=RING_OVERLAP,
         contention=CONTENTION,
     )
 
@@ -364,7 +404,7 @@ def _pipeline(graph: Graph, layout: Layout, recipe: Recipe, links: Links, micro_
     bubble = compute(
         "bubble",
         pipeline.bubble_s,
-        micro_batch_s=Line("micro_batch", micro_batch_s, "s", Kind.MODELLED),
+        micro_batch_s=Line("micro_batch", micro_batch_s, "s", Kind.MODELLED, source=_ABOVE),
         pp=layout.pp,
         vpp=layout.vpp,
     )
@@ -420,7 +460,7 @@ def _data_parallel(time: _StageTime, layout: Layout, recipe: Recipe, links: Link
     if not lines:
         return []
     communication = total("communication", tuple(lines), unit="s")
-    device = Line("micro_batch_compute", time.device_s, "s", Kind.MODELLED)
+    device = Line("micro_batch_compute", time.device_s, "s", Kind.MODELLED, source=_ABOVE)
     if layout.zero_stage >= 3:
         beside = compute("beside", f.repeated_s, each_s=device, times=layout.micro_batches)
     else:
@@ -432,7 +472,7 @@ def _data_parallel(time: _StageTime, layout: Layout, recipe: Recipe, links: Link
             comm.exposed_s,
             communication_s=communication,
             compute_s=beside,
-            overlap=OVERLAP.get(recipe.framework, 0.7),
+            overlap=OVERLAP[recipe.framework],
             contention=CONTENTION,
             children=(communication,),
         )
@@ -528,7 +568,7 @@ def _offload(graph: Graph, time: _StageTime, layout: Layout, recipe: Recipe, dev
     computed = compute(
         "compute",
         f.repeated_s,
-        each_s=Line("micro_batch_compute", time.device_s, "s", Kind.MODELLED),
+        each_s=Line("micro_batch_compute", time.device_s, "s", Kind.MODELLED, source=_ABOVE),
         times=layout.micro_batches,
     )
     copied = total("copies", tuple(copies), unit="s")
@@ -538,8 +578,8 @@ def _offload(graph: Graph, time: _StageTime, layout: Layout, recipe: Recipe, dev
             comm.exposed_s,
             communication_s=copied,
             compute_s=computed,
-            overlap=OVERLAP.get(recipe.framework, 0.7),
-            contention=0.0,
+            overlap=OVERLAP[recipe.framework],
+            contention=COPY_CONTENTION,
             children=(copied,),
         )
     ]
@@ -560,13 +600,7 @@ def _optimizer(stage: Stage, layout: Layout, recipe: Recipe, device: Device, ran
             state_bytes=recipe.optimizer_bytes,
             link_bytes_per_s=_host_link(device),
             ranks_per_node=ranks_per_node,
-            host_bytes_per_s=Line(
-                "host_memory_bandwidth",
-                HOST_BYTES_PER_S,
-                "bytes/s",
-                Kind.ASSUMED,
-                source="two sockets of eight DDR4 or DDR5 channels, what an update reaches of them",
-            ),
+            host_bytes_per_s=HOST_BANDWIDTH,
         )
     clip = compute("clip_bytes", f.gradient_clip_bytes, params=local, gradient_bytes=recipe.gradient_bytes)
     update = compute(
@@ -601,7 +635,7 @@ def _network_time(graph: Graph, layout: Layout, recipe: Recipe, device: Device) 
             f.network_flops,
             images=images,
             flops_per_image=network.forward_flops,
-            direct_share=DIRECT_SHARE.get(recipe.math, 1.0),
+            direct_share=DIRECT_SHARE if recipe.math == "fp32" else WHOLE_SHARE,
         )
         # A convolution reads what the one before wrote.
         moved = compute(
@@ -670,7 +704,7 @@ def sample_flops(graph: Graph, recipe: Recipe) -> tuple[Num, Num]:
                         heads=part.heads,
                         key_dim=part.key_dim,
                         value_dim=part.value_dim,
-                        chunk=256,
+                        chunk=SCAN_CHUNK,
                     )
         linear = linear + _linear_flops(stack.inputs, shape.tokens)
     trunk = _shape(graph, graph.trunk, one, recipe).tokens

@@ -12,7 +12,7 @@ from typing import Any
 from gpucalc.errors import InputError
 from gpucalc.formulas import compute as f
 from gpucalc.graph import Attention, Block, FeedForward, Linear, Mixer, Mlp, Moe, Norm, Shard, StateMixer
-from gpucalc.line import Line, compute, total
+from gpucalc.line import Kind, Line, compute, total
 from gpucalc.num import Num, ceil_div, maximum, where
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.spec.gpu import GpuSpec
@@ -35,7 +35,13 @@ SCORE_PASSES = {"eager": (9, 9), "compiled": (4, 5), "fused": (4, 5)}  # scale, 
 RELATIVE_PASSES = 8  # position scores written, shifted by a padded copy, added
 # Convolution, gates and chunked scan; fitted to the published Nemotron 3 Nano runs.
 SCAN_PASSES = {"eager": (80, 160), "compiled": (50, 100), "fused": (50, 100)}
-SCAN_EFFICIENCY = 0.5  # of the attention kernels' rate: small chunk products, fp32 states
+SCAN_EFFICIENCY = Line(
+    "scan_efficiency",
+    0.5,
+    "fraction",
+    Kind.MODELLED,
+    source="fitted to the published Nemotron 3 Nano runs; small chunk products, against attention's rate",
+)
 CAST_PASSES = 3  # fp32 read and 16-bit write, in 16-bit units
 # Bytes per logit, forward and backward together: written-out fp32 log-softmax, compiled, one kernel.
 LOSS_BYTES = {"eager": 28, "compiled": 14, "fused": 10}
@@ -50,10 +56,15 @@ MOE_CALLS = {"eager": 80, "compiled": 60, "fused": 150}  # router, permutation, 
 EXPERT_CALLS = {"eager": 0, "compiled": 0, "fused": 2}  # per matrix of a local expert; twice with casts
 LORA_CALLS = 25  # a wrapped module: dropout, two products, scale, add, casts
 
-# PyTorch's attention on Hopper and newer is FlashAttention-2, which reaches 35 % of an H100 where the
-# catalogue's FlashAttention-3 and cuDNN kernels reach 65 to 75 % (Shah et al. 2024). On other vendors'
-# GPUs the catalogue carries Hopper's share over, and PyTorch's kernels are no closer to it.
-PORTABLE_ATTENTION = 0.55
+# On other vendors' GPUs the catalogue carries Hopper's share over, and PyTorch's kernels are no closer to it.
+PORTABLE_ATTENTION = Line(
+    "portable_attention",
+    0.55,
+    "fraction",
+    Kind.MEASURED,
+    source="Shah et al. 2024: FlashAttention-2, PyTorch's kernel, reaches 35 % of an H100, FlashAttention-3"
+    " 65 to 75 %",
+)
 NATIVE_ATTENTION_FROM = 9.0  # compute capability from which the two differ
 # Unpacking 4-bit weights takes several passes over 16- and 32-bit temporaries.
 DEQUANTISE_PASSES = 4
