@@ -61,7 +61,7 @@ def test_filters_keep_what_they_name(capsys: Capture) -> None:
 
 def test_a_value_no_entry_has_is_an_error(capsys: Capture) -> None:
     assert main(["gpus", "--arch", "hoper"]) == 2
-    assert "did you mean hopper?" in capsys.readouterr().err
+    assert "did you mean hopper" in capsys.readouterr().err
     assert main(["gpus", "--min-memory", "lots"]) == 2
     assert "GiB" in capsys.readouterr().err
 
