@@ -461,7 +461,7 @@ def _data_parallel(time: _StageTime, layout: Layout, recipe: Recipe, links: Link
         return []
     communication = total("communication", tuple(lines), unit="s")
     device = Line("micro_batch_compute", time.device_s, "s", Kind.MODELLED, source=_ABOVE)
-    if layout.zero_stage >= 3:
+    if layout.zero_stage >= 2:
         beside = compute("beside", f.repeated_s, each_s=device, times=layout.micro_batches)
     else:
         # Gradients travel beside the last backward; gathered weights beside the first forward.
@@ -503,13 +503,13 @@ def _group_sync(
     )
     scatter = links.collective("reduce_scatter", "reduce_scatter", gradient, **group)
     gather = links.collective("all_gather", "all_gather", weights, **group)
-    # ZeRO-3 gathers for forward and again for backward, every micro-batch, and reduces every micro-batch;
-    # stages 1 and 2 reduce and gather once per step.
+    # Stage 3 gathers for forward and again for backward; from stage 2 on gradients are divided, so every
+    # micro-batch reduces them. Stage 1 does both once per step.
+    gathers, scatters = 1, 1
+    if layout.zero_stage >= 2:
+        scatters = layout.micro_batches
     if layout.zero_stage >= 3:
         gathers = layout.micro_batches * (2 if recipe.reshard else 1)
-        scatters = layout.micro_batches
-    else:
-        gathers, scatters = 1, 1
     return compute(
         name,
         comm.sharded_sync_s,
