@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpucalc.graph import Attention, Graph, Mlp, Moe, StateMixer
+
+MOST_LISTED = 12  # legal values written out; of more, the nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +45,30 @@ def broken_rules(graph: Graph, d: Degrees) -> tuple[str, ...]:
         )
     rules += _model_rules(graph, d)
     if d.global_batch % (d.dp * d.micro_batch):
-        step = d.dp * d.micro_batch
-        below, above = d.global_batch // step * step, (d.global_batch // step + 1) * step
-        near = f"{below} or {above}" if below else f"{above}"
+        step = step_of(d)
         rules.append(
-            f"global_batch {d.global_batch} is not a multiple of"
-            f" dp {d.dp} x micro_batch {d.micro_batch} = {step} (nearest: {near})"
+            f"global_batch {d.global_batch} is not a multiple of dp {d.dp} x micro_batch {d.micro_batch}"
+            f" = {step} (nearest: {_multiples(d.global_batch, step)})"
         )
     elif d.vpp > 1 and (d.global_batch // step_of(d)) % d.pp:
-        micro_batches = d.global_batch // step_of(d)
         rules.append(
-            f"interleaved schedule: {micro_batches} micro-batches are not a multiple of pp {d.pp}"
-            f" (nearest global_batch: {(micro_batches // d.pp + 1) * d.pp * step_of(d)})"
+            f"interleaved schedule: {d.global_batch // step_of(d)} micro-batches are not a multiple of"
+            f" pp {d.pp} (nearest global_batch: {_multiples(d.global_batch, d.pp * step_of(d))})"
         )
     if d.vpp > 1 and d.pp == 1:
-        rules.append(f"vpp {d.vpp} needs pp > 1")
+        rules.append(f"vpp {d.vpp} needs pp > 1; use vpp 1")
+    split = d.tp if d.sequence_parallel else 1
+    legal = math.lcm(2 * d.cp if d.cp > 1 else 1, d.cp * split)
     if d.cp > 1 and d.seq_len % (2 * d.cp):
-        rules.append(f"seq_len {d.seq_len} is not a multiple of 2 x cp {d.cp}")
-    if d.sequence_parallel and d.tp > 1 and (d.seq_len // d.cp) % d.tp:
-        rules.append(f"sequence parallel: seq_len {d.seq_len} / cp {d.cp} is not a multiple of tp {d.tp}")
+        rules.append(
+            f"seq_len {d.seq_len} is not a multiple of 2 x cp {d.cp}"
+            f" (nearest: {_multiples(d.seq_len, legal)})"
+        )
+    elif split > 1 and (d.seq_len // d.cp) % split:
+        rules.append(
+            f"sequence parallel: seq_len {d.seq_len} / cp {d.cp} is not a multiple of tp {d.tp}"
+            f" (nearest seq_len: {_multiples(d.seq_len, legal)})"
+        )
     return tuple(rules)
 
 
@@ -107,24 +115,39 @@ def _model_rules(graph: Graph, d: Degrees) -> list[str]:
                 add(_divides("tp", d.tp, "the MLP width", block.ffn.ffn))
             if isinstance(block.ffn, Moe) and block.ffn.experts % d.ep:
                 add(_divides("ep", d.ep, "experts", block.ffn.experts))
+            if isinstance(block.ffn, Moe) and block.ffn.expert_ffn % d.etp:
+                add(_divides("etp", d.etp, "the width of an expert", block.ffn.expert_ffn))
     moe = any(isinstance(block.ffn, Moe) for stack in graph.stacks for block in stack.blocks)
     if d.ep > 1 and not moe:
         add(f"ep {d.ep}: {graph.name} has no experts; use ep 1")
     ranks = d.gpus // d.pp if d.pp and d.gpus % d.pp == 0 else None
     if ranks is not None and ranks % (d.ep * d.etp):
-        add(f"ep {d.ep} x etp {d.etp} does not divide the {ranks} GPUs of a pipeline stage")
+        near = _nearest(d.ep * d.etp, divisors(ranks))
+        add(
+            f"ep {d.ep} x etp {d.etp} = {d.ep * d.etp} does not divide the {ranks} GPUs of a pipeline stage"
+            f" (nearest: {near})"
+        )
     layers = len(graph.trunk.layers)
     chunks = d.pp * d.vpp
     # An uneven split may give the first and last chunk the embedding and the head alone.
     if chunks > layers + (0 if d.even_pipeline else 2):
-        add(f"pp {d.pp} x vpp {d.vpp} = {chunks} chunks, but there are {layers} layers")
+        add(
+            f"pp {d.pp} x vpp {d.vpp} = {chunks} chunks, but there are {layers} layers"
+            f" (nearest: {_nearest_chunks(d, layers)})"
+        )
     elif d.even_pipeline and layers % chunks:
-        legal = [p for p in divisors(layers) if p >= 1]
         add(
             f"{layers} layers are not divisible by pp {d.pp} x vpp {d.vpp} = {chunks}"
-            f" (nearest: {_nearest(chunks, legal)}; run.pipeline_split: uneven allows it)"
+            f" (nearest: {_nearest_chunks(d, layers)}; run.pipeline_split: uneven allows it)"
         )
     return rules
+
+
+def _nearest_chunks(d: Degrees, layers: int) -> str:
+    """The nearest degrees that divide the layers: vpp where pp alone does, else pp."""
+    if d.vpp > 1 and layers % d.pp == 0:
+        return f"vpp {_nearest(d.vpp, divisors(layers // d.pp))}"
+    return f"pp {_nearest(d.pp, divisors(layers))}" + (" with vpp 1" if d.vpp > 1 else "")
 
 
 def divisors(number: int) -> list[int]:
@@ -134,7 +157,10 @@ def divisors(number: int) -> list[int]:
 
 
 def _divides(key: str, value: int, what: str, number: int) -> str:
-    return f"{key} {value} does not divide {number} {what} (legal: {_listed(divisors(number))})"
+    legal = divisors(number)
+    if len(legal) > MOST_LISTED:
+        return f"{key} {value} does not divide {what}, {number} (nearest: {_nearest(value, legal)})"
+    return f"{key} {value} does not divide {number} {what} (legal: {_listed(legal)})"
 
 
 def _nearest(value: int, legal: list[int]) -> str:
@@ -143,6 +169,11 @@ def _nearest(value: int, legal: list[int]) -> str:
     return " or ".join(str(v) for v in [*below[-1:], *above[:1]])
 
 
-def _listed(values: Iterable[int], limit: int = 10) -> str:
-    items = [str(v) for v in values]
-    return ", ".join(items if len(items) <= limit else [*items[: limit - 1], "..."])
+def _multiples(value: int, step: int) -> str:
+    """The multiples of `step` on either side of a value."""
+    below = value // step * step
+    return f"{below} or {below + step}" if below else f"{step}"
+
+
+def _listed(values: Iterable[int]) -> str:
+    return ", ".join(str(v) for v in values)
