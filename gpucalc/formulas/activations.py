@@ -231,7 +231,7 @@ def loss_backward_bytes(*, vocab: Num, activation_bytes: Num, logits_kept: Num) 
 
 @formula(
     unit="bytes/token",
-    source="torch.distributed.tensor.parallel.loss: gradient, exponential and their sum in fp32; read, not run",
+    source="torch.distributed.tensor.parallel.loss: gradient, exponential and sum in fp32; read, not run",
 )
 def loss_parallel_backward_bytes(*, vocab: Num) -> Num:
     """PyTorch's vocabulary-parallel loss: three logit-sized fp32 tensors beyond the kept log-softmax."""
