@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [
     {"counts", "jobs"},
     {"plan"},
     {"search"},
-    {"advise", "measured"},
+    {"advise", "measured", "measured_collectives"},
     {"validate"},
     {"accuracy"},
     {"planner"},
