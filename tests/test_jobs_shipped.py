@@ -116,7 +116,7 @@ def test_the_smallest_fleet_is_the_smallest() -> None:
         if card == "A100 SXM4 40GB" or int(count) == 1:
             continue  # of the own card only larger fleets are looked at
         half = f"{int(count) // 2}x{stem}"
-        smaller = plan(
+        smaller = changed(
             "llama-2-7b-zero2", half, "run.zero_stage=3", "run.micro_batch=1", "run.recompute=full"
         )
         assert smaller.verdict.level is not Level.FITS
