@@ -7,7 +7,7 @@ FLOPs and its bytes, joined by a p-norm; everything else pays its bytes.
 from __future__ import annotations
 
 from gpucalc.formula import formula
-from gpucalc.num import Num, ceil_div, maximum, minimum, where
+from gpucalc.num import Num, maximum, minimum, where
 
 _FLOPS = "FlopCounterMode on torch 2.13, meta device: 27 model x length points, error 0.00000"
 _GEMM = "fit to ai-dynamo/aiconfigurator@095f58a GEMM tables: mean |log error| 0.11-0.17 on SXM parts, bf16"
@@ -85,14 +85,6 @@ def model_flops(*, linear_forward_flops: Num, attention_forward_flops: Num) -> N
 def hardware_flops(*, forward_flops: Num, backward_flops: Num, recompute_flops: Num) -> Num:
     """FLOPs a training step carries out: forward, backward and everything computed twice."""
     return forward_flops + backward_flops + recompute_flops
-
-
-@formula(
-    unit="FLOP", source="Kaplan et al. 2020; off by -32 % to +4 % on dense models at 4096 tokens or less"
-)
-def rule_of_thumb_flops(*, params: Num, tokens: Num) -> Num:
-    """The 6 N T estimate, for comparison only."""
-    return 6 * params * tokens
 
 
 @formula(unit="fraction", source="Chowdhery et al. 2022 (PaLM), appendix B")
@@ -204,17 +196,6 @@ def gemm_s(
         (flops / (peak_flops_per_s * mfu_max)) ** p
         + (bytes_moved / (bandwidth_bytes_per_s * hbm_efficiency)) ** p
     ) ** (1 / p)
-
-
-@formula(unit="fraction", source="Arithmetic: last wave of tiles leaves multiprocessors idle")
-def wave_efficiency(
-    *, rows: Num, outputs: Num, tile_rows: Num, tile_outputs: Num, multiprocessors: Num
-) -> Num:
-    """Share of multiprocessor time a tiled matrix multiplication keeps busy."""
-    return (ceil_div(rows, tile_rows) * ceil_div(outputs, tile_outputs)) / (
-        ceil_div(ceil_div(rows, tile_rows) * ceil_div(outputs, tile_outputs), multiprocessors)
-        * multiprocessors
-    )
 
 
 @formula(unit="s", source=_ATTENTION)

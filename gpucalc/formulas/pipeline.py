@@ -17,34 +17,10 @@ def bubble_overhead(*, pp: Num, vpp: Num, micro_batches: Num) -> Num:
     return (pp - 1) / (vpp * micro_batches)
 
 
-@formula(unit="fraction", source="Arithmetic")
-def bubble_fraction(*, overhead: Num) -> Num:
-    """Share of the whole step that a stage idles: o / (1 + o)."""
-    return overhead / (1 + overhead)
-
-
 @formula(unit="s", source=_SIMULATED)
-def bubble_s(*, micro_batch_s: Num, pp: Num, vpp: Num) -> Num:
-    """Idle time per step, `micro_batch_s` being one stage's forward and backward of one micro-batch."""
-    return micro_batch_s * (pp - 1) / vpp
-
-
-@formula(unit="count", source=_SIMULATED)
-def gpipe_in_flight_micro_batches(*, micro_batches: Num) -> Num:
-    """Micro-batches whose activations a GPipe stage holds at its peak: all of them."""
-    return micro_batches
-
-
-@formula(unit="count", source=_SIMULATED)
-def one_f_one_b_in_flight_micro_batches(*, pp: Num, rank: Num, micro_batches: Num) -> Num:
-    """Micro-batches whose activations stage `rank` of a 1F1B pipeline holds at its peak."""
-    return minimum(micro_batches, pp - rank)
-
-
-@formula(unit="count", source=_SIMULATED)
-def interleaved_in_flight_chunks(*, pp: Num, vpp: Num, rank: Num, micro_batches: Num) -> Num:
-    """Micro-batch passes through one virtual chunk that stage `rank` holds at its peak."""
-    return minimum(2 * (pp - rank - 1) + (vpp - 1) * pp + 1, micro_batches * vpp)
+def bubble_s(*, ideal_s: Num, overhead: Num) -> Num:
+    """Idle time per step beside `ideal_s`, the time of all its micro-batches on one stage."""
+    return ideal_s * overhead
 
 
 @formula(unit="count", source=_SIMULATED)

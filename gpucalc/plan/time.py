@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpucalc.errors import UnsupportedModel
 from gpucalc.formulas import comm, pipeline
 from gpucalc.formulas import compute as f
 from gpucalc.graph import Attention, Block, Graph, Linear, Moe, Shard, Stack, StateMixer
@@ -19,6 +20,7 @@ from gpucalc.plan.links import Links, is_scalar
 from gpucalc.plan.stages import Params, Stage, stages
 from gpucalc.plan.work import (
     SCAN_CHUNK,
+    WHOLE_RECOMPUTE,
     Device,
     LayerWork,
     Shape,
@@ -404,9 +406,19 @@ def _pipeline(graph: Graph, layout: Layout, recipe: Recipe, links: Links, micro_
     bubble = compute(
         "bubble",
         pipeline.bubble_s,
-        micro_batch_s=Line("micro_batch", micro_batch_s, "s", Kind.MODELLED, source=_ABOVE),
-        pp=layout.pp,
-        vpp=layout.vpp,
+        ideal_s=compute(
+            "ideal",
+            f.repeated_s,
+            each_s=Line("micro_batch", micro_batch_s, "s", Kind.MODELLED, source=_ABOVE),
+            times=layout.micro_batches,
+        ),
+        overhead=compute(
+            "overhead",
+            pipeline.bubble_overhead,
+            pp=layout.pp,
+            vpp=layout.vpp,
+            micro_batches=layout.micro_batches,
+        ),
     )
     # Interleaving sends vpp times as often but beside computation; plain 1F1B waits for both directions.
     each = 2 if layout.vpp == 1 else 1
@@ -621,6 +633,8 @@ def _optimizer(stage: Stage, layout: Layout, recipe: Recipe, device: Device, ran
 def _network_time(graph: Graph, layout: Layout, recipe: Recipe, device: Device) -> _StageTime:
     network = graph.network
     assert network is not None
+    if not network.forward_flops:
+        raise UnsupportedModel(f"{graph.name} is known by its parameters alone, which say nothing of time")
     time = _StageTime(stages(graph, pp=1, vpp=1)[0])
     images = layout.micro_batch
     saved = network.saved_elements or 0.0
@@ -731,6 +745,21 @@ def _linear_flops(linears: tuple[Linear, ...], tokens: Num) -> Num:
     return result
 
 
+def _layer_flops(graph: Graph, recipe: Recipe) -> tuple[Num, Num]:
+    """Forward FLOPs of one sample in the matrices of layers, and in each layer's last one."""
+    layers: Num = 0.0
+    last: Num = 0.0
+    for stack in graph.stacks:
+        tokens = stack.tokens if stack.tokens is not None else recipe.seq_len
+        for index, block in enumerate(stack.blocks):
+            parts = [part for part in (block.mixer, block.cross, block.ffn) if part is not None]
+            count = stack.count(index)
+            layers = layers + count * sum(_linear_flops(part.linears, tokens) for part in parts)
+            if parts and parts[-1].linears:
+                last = last + count * _linear_flops(parts[-1].linears[-1:], tokens)
+    return layers, last
+
+
 def sample_tokens(graph: Graph, recipe: Recipe) -> Num:
     """Tokens of the trunk in one sample."""
     if not graph.stacks:
@@ -766,11 +795,18 @@ def throughput(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, s
     """
     batch = layout.global_batch
     linear, attention = sample_flops(graph, recipe)
-    again = 0.0
+    layers, last = _layer_flops(graph, recipe)
+    again: Num = 0.0
     if recipe.recompute == "full":
-        again = linear + attention
+        again = compute(
+            "recompute_flops",
+            f.full_recompute_flops,
+            layer_forward_flops=batch * (layers + attention),
+            last_matmul_flops=batch * last,
+            stops_early=recipe.framework not in WHOLE_RECOMPUTE,
+        )
     elif recipe.recompute == "selective" and recipe.recompute_scope == "core":
-        again = attention
+        again = batch * attention
     model = compute(
         "model_flops",
         f.model_flops,
@@ -778,12 +814,27 @@ def throughput(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, s
         attention_forward_flops=batch * attention,
         note="3 x forward, causal attention counted half",
     )
+    backward = (
+        compute(
+            "matrices",
+            f.linear_backward_flops,
+            forward_flops=batch * linear,
+            input_gradients=1,
+            weight_gradients=1 if recipe.adapters is None else 0,
+        ),
+        compute(
+            "attention",
+            f.attention_backward_flops,
+            forward_flops=batch * attention,
+            recomputes_scores=recipe.attention != "eager",
+        ),
+    )
     hardware = compute(
         "hardware_flops",
         f.hardware_flops,
         forward_flops=batch * (linear + attention),
-        backward_flops=batch * (2 * linear + (2.0 if recipe.attention == "eager" else 2.5) * attention),
-        recompute_flops=batch * again,
+        backward_flops=total("backward_flops", backward, unit="FLOP"),
+        recompute_flops=again,
         note="forward, backward with scores recomputed, and recomputed layers",
     )
     peak = _mean_peak(cluster, recipe.math)

@@ -19,6 +19,7 @@ from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.hardware import KernelRate, KernelSpec
 
 LOW_PRECISION = ("fp8", "fp6", "fp4", "int8")
+WHOLE_RECOMPUTE = ("megatron", "deepspeed")  # frameworks whose checkpoints repeat a layer's last product
 SCAN_CHUNK = 256  # tokens per chunk in Mamba-2 and flash-linear-attention kernels
 TILE_ROWS = 128  # rows of a matrix tile; an expert's last tile is padded to it
 
@@ -214,7 +215,7 @@ class LayerWork:
                 return _sum("recompute", self.matrix[1::2], [], self.traffic)
             return compute("recompute", f.shared_s, whole_s=self.forward(), share=0.5)
         matrix = self.matrix
-        if recipe.framework not in ("megatron", "deepspeed") and matrix:
+        if recipe.framework not in WHOLE_RECOMPUTE and matrix:
             matrix = matrix[:-1]  # torch's checkpoint stops before the last product
         return _sum("recompute", matrix, self.attention, self.traffic)
 
