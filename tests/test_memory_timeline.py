@@ -239,6 +239,8 @@ def test_deepspeed_holds_a_second_copy_while_it_loads() -> None:
     shared = {"framework": "deepspeed", "precision": "bf16", "seq_len": 2048, "micro_batch": 1}
     load = peak(model, 8, **shared, zero_stage=2).tree.child("stage_0").child("load").child("allocated")
     parts = {line.name: line.value for line in load.children}
-    assert parts["flat_copy"] == parts["weights"]
+    weights = parts.pop("weights")
+    parts.pop("cublas_workspace")
+    assert max(parts.values()) >= weights  # at least the flat copy that is partitioned
     sharded = peak(model, 8, **shared, zero_stage=3).tree.child("stage_0").child("load").child("allocated")
-    assert "flat_copy" not in {line.name for line in sharded.children}
+    assert {line.name for line in sharded.children} == {"weights", "cublas_workspace"}
