@@ -118,7 +118,7 @@ def smallest_fleet(
             except GpucalcError:
                 continue
             if found.verdict.level is Level.FITS:
-                title = f"{count} x {other.pools[0].gpu.name}, {open_run.framework}"
+                title = f"{count} x {other.pools[0].gpu.name}: {open_run.framework}, {_layout_words(found)}"
                 return _action(title, {"gpus": fleet, **_layout_changes(found, run)}, found)
     return None
 
@@ -166,7 +166,19 @@ def _tried(
         found = plan_best(subject, changed, cluster, name=plan.name, fleet=plan.fleet, errors=errors)
     except GpucalcError:
         return None
-    return _action(title, {f"run.{key}": value for key, value in changes.items()}, found)
+    settled = {
+        f"run.{key}": getattr(found.layout, key) if value == "auto" else value
+        for key, value in changes.items()
+        if value is not None
+    }
+    searched = "auto" in changes.values()
+    return _action(f"{title}: {_layout_words(found)}" if searched else title, settled, found)
+
+
+def _layout_words(plan: Plan) -> str:
+    layout = plan.layout
+    degrees = [f"{key} {getattr(layout, key)}" for key in ("tp", "pp", "cp", "ep") if getattr(layout, key) > 1]
+    return ", ".join([*degrees, f"dp {layout.dp}"])
 
 
 def _action(title: str, changes: Mapping[str, Any], plan: Plan) -> Action:
