@@ -118,7 +118,7 @@ def smallest_fleet(
             except GpucalcError:
                 continue
             if found.verdict.level is Level.FITS:
-                title = f"{count} x {other.pools[0].gpu.name}: {open_run.framework}, {_layout_words(found)}"
+                title = f"{count} x {other.pools[0].gpu.name}, {open_run.framework}"
                 return _action(title, {"gpus": fleet, **_layout_changes(found, run)}, found)
     return None
 
@@ -143,8 +143,10 @@ def _open(run: TrainRun) -> Iterator[TrainRun]:
 def _layout_changes(plan: Plan, run: TrainRun) -> dict[str, Any]:
     """The keys that give the layout found."""
     layout = plan.layout
-    degrees = {key: getattr(layout, key) for key in ("tp", "pp", "ep")}
-    changed: dict[str, Any] = {f"run.{key}": value for key, value in degrees.items() if value > 1}
+    degrees = {key: getattr(layout, key) for key in ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")}
+    changed: dict[str, Any] = {
+        f"run.{key}": value for key, value in degrees.items() if getattr(run, key) not in (value, None)
+    }
     if plan.recipe.framework != run.framework:
         changed["run.framework"] = plan.recipe.framework
     return changed | {"run.zero_stage": layout.zero_stage, "run.recompute": plan.recipe.recompute}
@@ -166,19 +168,24 @@ def _tried(
         found = plan_best(subject, changed, cluster, name=plan.name, fleet=plan.fleet, errors=errors)
     except GpucalcError:
         return None
-    settled = {
-        f"run.{key}": getattr(found.layout, key) if value == "auto" else value
-        for key, value in changes.items()
-        if value is not None
-    }
-    searched = "auto" in changes.values()
-    return _action(f"{title}: {_layout_words(found)}" if searched else title, settled, found)
+    settled = {f"run.{key}": _settled(found, key, value) for key, value in changes.items()}
+    moved = {key: value for key, value in settled.items() if value != _stated(plan, run, key)}
+    return _action(title, moved, found)
 
 
-def _layout_words(plan: Plan) -> str:
-    layout = plan.layout
-    degrees = [f"{key} {getattr(layout, key)}" for key in ("tp", "pp", "cp", "ep") if getattr(layout, key) > 1]
-    return ", ".join([*degrees, f"dp {layout.dp}"])
+def _settled(found: Plan, key: str, value: Any) -> Any:
+    """A change as the plan found it: the number chosen for auto, the one that follows for a key left open."""
+    if key == "grad_accum":
+        return found.layout.micro_batches
+    return getattr(found.layout, key) if value in ("auto", None) else value
+
+
+def _stated(plan: Plan, run: TrainRun, key: str) -> Any:
+    """What the plan has now for a key: the layout's number, else the run's word."""
+    name = key.removeprefix("run.")
+    if name == "grad_accum":
+        return plan.layout.micro_batches
+    return getattr(plan.layout, name, getattr(run, name, None))
 
 
 def _action(title: str, changes: Mapping[str, Any], plan: Plan) -> Action:
