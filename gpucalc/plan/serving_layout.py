@@ -1,0 +1,150 @@
+"""How a model is served: the layout over GPUs, the recipe of the engine, and what they come to.
+
+`ServeLayout` and `ServeRecipe` hold every choice made, nothing left to guess. `ServingMemory` and
+`ServingTime` are the lines that `serve_memory` and `serve_time` work out from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpucalc.line import Line
+
+
+@dataclass(frozen=True, slots=True)
+class ServeLayout:
+    """The parallel degrees of one deployment. gpus = tp x pp x dp x replicas.
+
+    dp: ranks that each hold their own cache and attention weights but share the experts, which lie
+    over `ep` ranks (ep divides tp x dp; 1: experts are divided as the rest). replicas: independent
+    copies of the whole engine, requests divided evenly among them.
+    decode_context: ranks of a tensor group among which the cache of one sequence is divided.
+    """
+
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    replicas: int
+    gpus: int
+    decode_context: int = 1
+
+    @property
+    def engine_gpus(self) -> int:
+        """GPUs of one engine."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def caches(self) -> int:
+        """Independent key-value caches in the deployment; each serves its share of the requests."""
+        return self.dp * self.replicas
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks of one stage over which one copy of the routed experts is spread, whole or in slices."""
+        return max(self.ep, self.tp * self.dp) if self.ep > 1 else self.tp * self.dp
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """Bytes per parameter as a GPU holds them, scales included, by what the parameters are.
+
+    linear: attention and dense feed-forward matrices. expert: routed experts. Names of graph linears in
+    `exceptions` differ from their class. math: key of the GPU's peak table matrix products run at
+    where the GPU has it, else 16-bit with weights expanded on the way. computes_quantised: activations
+    are quantised too (w8a8, fp8), so the product runs at `math`; else weights are only stored small.
+    """
+
+    name: str
+    linear: float
+    expert: float
+    embedding: float
+    head: float
+    rest: float  # norms, biases, routers, vision towers
+    math: str
+    computes_quantised: bool = False
+    exceptions: Mapping[str, float] | None = None
+    kind: str = "exact"  # exact | assumed: how the bytes per parameter are known
+    source: str = ""
+
+    def bytes_of(self, name: str, *, expert: bool) -> float:
+        """Bytes per parameter of the linear of that name."""
+        if self.exceptions is not None and name in self.exceptions:
+            return self.exceptions[name]
+        return self.expert if expert else self.linear
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRecipe:
+    """What an engine is told and what it chose where nobody told it."""
+
+    engine: str  # vllm | sglang | trtllm | llamacpp | hf
+    version: str  # of the engine, as printed: "0.19.0", "b4500"
+    weights: WeightFormat
+    dtype: str  # bf16 | fp16 | fp32: activations and unquantised weights
+    dtype_bytes: int
+    kv_dtype: str  # bf16 | fp16 | fp32 | fp8 | int8 | q8_0 | q5_0 | q4_0 ...
+    kv_bytes: float  # per element of the cache
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    gpu_memory_utilization: float | None  # vllm, trtllm (share of what is free)
+    mem_fraction_static: float | None  # sglang
+    enforce_eager: bool  # no graphs are captured
+    isl: int
+    osl: int
+    concurrency: int  # requests in flight over the whole deployment
+    ttft_ms: float | None = None  # targets
+    tpot_ms: float | None = None
+
+    @property
+    def context(self) -> int:
+        """Tokens of one request at its end."""
+        return self.isl + self.osl
+
+
+@dataclass(frozen=True, slots=True)
+class ServingMemory:
+    """One GPU of a deployment, the worst of the pipeline's stages.
+
+    tree: bytes the GPU holds when all is allocated: weights, activation_peak, non_torch, kv_cache, state,
+    graphs, sampler, pre_existing. budget: bytes the engine lets itself use. pool: bytes left for cache and
+    state, negative where nothing is left. kv_tokens: tokens of cache per engine rank group (one cache).
+    kv_blocks: blocks of that cache. max_concurrency: requests of max_model_len that fit one cache
+    (sequences in flight where the cache is static). kv_bytes_per_token: of one request, per GPU, growing
+    part only. state_bytes: per request, per GPU, the part that does not grow.
+    """
+
+    tree: Line
+    weights: Line
+    budget: Line
+    pool: Line
+    kv_bytes_per_token: Line
+    state_bytes: Line
+    kv_tokens: Line
+    kv_blocks: Line
+    max_concurrency: Line
+    peak: Line  # bytes on the GPU at the worst moment, what the verdict weighs
+    stage: int
+    refusal: str | None  # why the engine would refuse to start, in its own terms; None: it starts
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServingTime:
+    """What a request and the deployment see at one load.
+
+    prefill_s: time to first token, queueing aside. decode_step_s: time per output token. The rates count
+    output tokens. binds: compute | memory bandwidth | link | latency | cache.
+    """
+
+    prefill_s: Line
+    decode_step_s: Line
+    output_tokens_per_s: Line  # whole deployment
+    tokens_per_s_per_gpu: Line
+    tokens_per_s_per_user: Line
+    concurrency: int  # requests in flight that the cache let through
+    binds: str
+    notes: tuple[str, ...] = ()
