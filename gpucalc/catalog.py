@@ -297,8 +297,10 @@ class Catalog:
         islands = sum(math.ceil(pool.count / pool.island) for pool in pools)
         inter = None
         if islands > 1:
-            per_island = _scaled(nic, slowest.island / slowest.gpus_per_node)
-            inter = joining.on_network(per_island, slowest.island, slowest.intra)
+            nodes_of_island = slowest.island / slowest.gpus_per_node
+            cards = hosts[nics.index(nic)].cards_per_node * nodes_of_island
+            per_island = _scaled(nic, nodes_of_island)
+            inter = joining.on_network(per_island, slowest.island, slowest.intra, cards=cards)
         one = pools[0] if len(pools) == 1 else None
         return Cluster(
             pools=pools,
@@ -395,6 +397,7 @@ class Catalog:
             intra=intra,
             inter=self.collective(spec.inter_collectives or "ethernet"),
             nic_per_node=per_node,
+            cards_per_node=nic.count * share if nic is not None else 1,
             host_ram=_scaled(spec.host_ram, share).line("host_ram") if spec.host_ram else None,
             power=_scaled(spec.max_power, share).line("node_power") if spec.max_power else None,
         )
@@ -419,6 +422,7 @@ class Catalog:
             intra=intra,
             inter=self.collective("ethernet"),
             nic_per_node=_HOST_NETWORK,
+            cards_per_node=1,
             host_ram=None,
             power=None,
         )
@@ -462,6 +466,7 @@ class _Host:
     intra: CollectiveSpec
     inter: CollectiveSpec
     nic_per_node: Figure
+    cards_per_node: float
     host_ram: Line | None
     power: Line | None
 

@@ -45,9 +45,9 @@ def test_all_reduce_of_512_mib_on_eight_h100() -> None:
         message_bytes=512 * 2**20,
         ranks=8,
         bus_factor=1.75,
-        alpha_s=5.7e-6 + 6 * 1.82e-6,
-        ramp=0.75,
-        bus_bytes_per_s=511e9,
+        alpha_s=6.3e-6 + 6 * 1.51e-6,
+        ramp=0.54,
+        bus_bytes_per_s=491e9,
     )
     assert time == pytest.approx(2111e-6, rel=0.08)
 
@@ -75,10 +75,21 @@ def test_dispatch_by_hand() -> None:
     assert f.distinct_destinations(places=1, top_k=8) == 1
     sent = f.dispatch_bytes(tokens=10, copies=1.75, hidden=4, element_bytes=2, away=0.5)
     assert sent == pytest.approx(70)
-    time = f.all_to_all_s(
-        inside_bytes=300.0, outside_bytes=400.0, alpha_s=1.0, intra_bytes_per_s=100.0, nic_bytes_per_s=50.0
+    transfer = f.transfer_s(
+        inside_bytes=300.0, outside_bytes=400.0, intra_bytes_per_s=100.0, nic_bytes_per_s=50.0
     )
-    assert time == pytest.approx(9.0)
+    assert transfer == 8.0
+    assert f.exchanged_bytes(message_bytes=80.0, away=0.75) == 60
+    # latency 2, ramp 2 x 0.5 x sqrt(2 x 8) = 4, transfer 8
+    assert f.all_to_all_s(transfer_s=transfer, alpha_s=2.0, ramp=0.5) == pytest.approx(14.0)
+
+
+def test_islands_beyond_a_board_by_hand() -> None:
+    assert f.network_latency_s(alpha_s=50.0, hop_s=2.5, ranks_per_node=8) == 50
+    assert f.network_latency_s(alpha_s=50.0, hop_s=2.5, ranks_per_node=72) == 210
+    limit = {"bus_bytes_per_s": 900e9, "ring_bytes_per_s": 376e9}
+    assert f.ring_bus_bytes_per_s(nodes=2, **limit) == 900e9
+    assert f.ring_bus_bytes_per_s(nodes=3, **limit) == 376e9
 
 
 def test_messages_by_hand() -> None:

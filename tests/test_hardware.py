@@ -161,13 +161,14 @@ def test_every_intra_class_answers_for_every_operation(catalog: Catalog) -> None
 def test_collective_constants_by_hand(catalog: Catalog) -> None:
     spec = catalog.collective("nvswitch3")
     terms = spec.terms("all_reduce", 8)
-    assert terms.alpha_s == pytest.approx((5.7 + 1.82 * 6) * 1e-6)
-    assert terms.bus_bytes_per_s == 511 * GB  # reduced in the switch
-    assert spec.terms("all_reduce", 4).bus_bytes_per_s == 393 * GB
+    assert terms.alpha_s == pytest.approx((6.3 + 1.51 * 6) * 1e-6)
+    assert terms.bus_bytes_per_s == 491 * GB  # reduced in the switch
+    assert spec.terms("all_reduce", 4).bus_bytes_per_s == 370 * GB
     gather = spec.terms("all_gather", 4)
-    assert gather.alpha_s == pytest.approx((0.57 * (5.7 + 1.82 * 2) + 2.5) * 1e-6)
-    assert gather.bus_bytes_per_s == pytest.approx(0.90 * 393 * GB)
-    assert spec.terms("all_gather", 8).bus_bytes_per_s == 393 * GB  # the ring's, not the switch's
+    assert gather.alpha_s == pytest.approx((0.54 * (6.3 + 1.51 * 2) + 1.9) * 1e-6)
+    assert gather.bus_bytes_per_s == pytest.approx(0.96 * 370 * GB)
+    # The ring's, not the switch's.
+    assert spec.terms("all_gather", 8).bus_bytes_per_s == pytest.approx(1.03 * 370 * GB)
 
 
 def test_an_operation_nobody_measured_is_refused(catalog: Catalog) -> None:
@@ -201,8 +202,8 @@ def test_sixteen_h100_cross_infiniband(catalog: Catalog) -> None:
     assert two.nic_bandwidth_per_node.value == 8 * 400e9 / 8
     assert two.inter is not None
     assert two.inter.id == "ib"
-    # Two nodes: 1.8 x 400 = 720 GB/s, bound by the 511 inside. More: 0.94 x 400.
-    assert two.inter.terms("all_reduce", 2).bus_bytes_per_s == 511 * GB
+    # Two nodes: 1.8 x 400 = 720 GB/s, bound by the 491 inside. More: 0.94 x 400.
+    assert two.inter.terms("all_reduce", 2).bus_bytes_per_s == 491 * GB
     assert two.inter.terms("all_reduce", 4).bus_bytes_per_s == pytest.approx(376 * GB)
     assert two.inter.terms("all_reduce", 4).alpha_s == pytest.approx((33.6 + 14.2) * 1e-6)
     # All to all over two nodes: 8 of the 15 parts a GPU sends leave over its 50 GB/s card.
@@ -249,13 +250,13 @@ def test_a_rack_is_one_domain_over_many_nodes(catalog: Catalog) -> None:
     rack = cluster(catalog, "72xGB200")
     assert (rack.nodes, rack.gpus_per_node, rack.nvlink_domain, rack.island) == (18, 4, 72, 72)
     assert rack.inter is None
-    assert rack.intra.terms("all_reduce", 72).bus_bytes_per_s == 940 * GB
+    assert rack.intra.terms("all_reduce", 72).bus_bytes_per_s == 1020 * GB
     assert rack.nic_bandwidth_per_node is not None
     assert rack.nic_bandwidth_per_node.value == 4 * 50 * GB
     two = cluster(catalog, "144xGB200")
     assert two.inter is not None
     # Two racks: bound by what one rack does inside; measured 815 GB/s at 16 GB.
-    assert 700 * GB < two.inter.terms("all_reduce", 2).bus_bytes_per_s <= 940 * GB
+    assert 700 * GB < two.inter.terms("all_reduce", 2).bus_bytes_per_s <= 1020 * GB
 
 
 def test_a_system_by_name(catalog: Catalog) -> None:

@@ -92,6 +92,26 @@ def group_ranks_per_node(*, ranks: Num, stride: Num, domain: Num) -> Num:
     return maximum(minimum(ranks, domain / stride), 1)
 
 
+@formula(
+    unit="s",
+    source="NVIDIA/nccl 2.30.7 src/graph/tuning.cc: a tree's latency grows by a hop for every rank inside a "
+    "node; network latencies were measured with nodes of eight",
+)
+def network_latency_s(*, alpha_s: Num, hop_s: Num, ranks_per_node: Num) -> Num:
+    """Latency over several islands: the network's, and a hop for every rank of an island beyond eight."""
+    return alpha_s + hop_s * maximum(ranks_per_node - 8, 0)
+
+
+@formula(
+    unit="bytes/s",
+    source="coreweave/nccl-tests: one all-reduce over 20 racks of 72 GPUs leaves each rack at the rate of "
+    "about eight network cards; over two racks a tree is not bound by them",
+)
+def ring_bus_bytes_per_s(*, bus_bytes_per_s: Num, ring_bytes_per_s: Num, nodes: Num) -> Num:
+    """Bus bandwidth of a group over several islands, whose rings cross the network from three on."""
+    return where(nodes > 2, minimum(bus_bytes_per_s, ring_bytes_per_s), bus_bytes_per_s)
+
+
 @formula(unit="bytes/s", source="Arithmetic: groups that work at the same time share a node's network cards")
 def group_bus_bytes_per_s(
     *, node_bus_bytes_per_s: Num, intra_bus_bytes_per_s: Num, ranks_per_node: Num, gpus_per_node: Num
@@ -104,14 +124,15 @@ def group_bus_bytes_per_s(
 
 
 @formula(unit="s", source="Arithmetic: inside and outside traffic run side by side, the slower one counts")
-def all_to_all_s(
-    *, inside_bytes: Num, outside_bytes: Num, alpha_s: Num, intra_bytes_per_s: Num, nic_bytes_per_s: Num
-) -> Num:
-    """Time of an exchange in which every rank sends so many bytes inside its node and to other nodes.
+def transfer_s(*, inside_bytes: Num, outside_bytes: Num, intra_bytes_per_s: Num, nic_bytes_per_s: Num) -> Num:
+    """Time at full rate to send so many bytes inside the node and to other nodes, per rank and one way."""
+    return maximum(inside_bytes / intra_bytes_per_s, outside_bytes / nic_bytes_per_s)
 
-    `intra_bytes_per_s` and `nic_bytes_per_s` are per rank and one way.
-    """
-    return alpha_s + maximum(inside_bytes / intra_bytes_per_s, outside_bytes / nic_bytes_per_s)
+
+@formula(unit="s", source=_LAW)
+def all_to_all_s(*, transfer_s: Num, alpha_s: Num, ramp: Num) -> Num:
+    """Time of an exchange in which every rank sends to every other: latency, ramp and transfer."""
+    return alpha_s + 2 * ramp * sqrt(alpha_s * transfer_s) + transfer_s
 
 
 # --- what shows ------------------------------------------------------------------------------------
@@ -192,6 +213,12 @@ def dispatch_bytes(*, tokens: Num, copies: Num, hidden: Num, element_bytes: Num,
     `copies` of every token leave for `away`, the share of destinations that are not the sender's own.
     """
     return tokens * copies * hidden * element_bytes * away
+
+
+@formula(unit="bytes", source="Arithmetic: every rank keeps one part of its buffer and sends the others")
+def exchanged_bytes(*, message_bytes: Num, away: Num) -> Num:
+    """Bytes one rank sends of its buffer; `away` is the share whose destinations lie there."""
+    return message_bytes * away
 
 
 @formula(

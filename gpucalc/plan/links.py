@@ -16,6 +16,9 @@ from gpucalc.num import Num, where
 from gpucalc.spec.figure import Figure
 from gpucalc.spec.hardware import Cluster, CollectiveSpec
 
+# GPUs on one board, and network cards beside it: what the network classes were measured with.
+BOARD = 8
+
 
 def is_scalar(value: Num) -> bool:
     """Whether a number is one number and not a column."""
@@ -76,31 +79,48 @@ class Links:
         """Time to send every token to its experts: one copy per destination rank, one per other node."""
         nodes = comm.group_nodes(ranks=ranks, stride=stride, domain=self.island)
         per_node = comm.group_ranks_per_node(ranks=ranks, stride=stride, domain=self.island)
-        inside = _terms(self.cluster.intra, "alltoall", per_node)
-        if self.cluster.inter is None or (is_scalar(nodes) and nodes <= 1):
-            self._check(nodes)
-            card, alpha = inside.bandwidth, inside.alpha
-        else:
-            card = _terms(self.inter, "send_recv", nodes).bandwidth
-            across = _terms(self.inter, "alltoall", nodes)
-            alpha = across.alpha if is_scalar(nodes) else _either(nodes, inside, across).alpha
         load = {"tokens": tokens, "hidden": hidden, "element_bytes": element_bytes}
         # Copies that arrive from other nodes are handed on inside, so the links inside carry them all.
         copies = compute("copies", comm.distinct_destinations, places=ranks, top_k=top_k)
         crossing = compute("copies", comm.distinct_destinations, places=nodes, top_k=top_k)
-        return compute(
+        return self._exchange(
             name,
-            comm.all_to_all_s,
-            inside_bytes=compute(
-                "inside", comm.dispatch_bytes, copies=copies, away=(per_node - 1) / per_node, **load
-            ),
-            outside_bytes=compute(
-                "outside", comm.dispatch_bytes, copies=crossing, away=(nodes - 1) / nodes, **load
-            ),
-            alpha_s=alpha,
-            intra_bytes_per_s=inside.bandwidth,
+            compute("inside", comm.dispatch_bytes, copies=copies, away=(per_node - 1) / per_node, **load),
+            compute("outside", comm.dispatch_bytes, copies=crossing, away=(nodes - 1) / nodes, **load),
+            nodes=nodes,
+            per_node=per_node,
+        )
+
+    def all_to_all(self, name: str, message: Any, *, ranks: Num, stride: Num) -> Line:
+        """Time of an exchange in which every rank sends an equal part of its buffer to each rank."""
+        nodes = comm.group_nodes(ranks=ranks, stride=stride, domain=self.island)
+        per_node = comm.group_ranks_per_node(ranks=ranks, stride=stride, domain=self.island)
+        return self._exchange(
+            name,
+            compute("inside", comm.exchanged_bytes, message_bytes=message, away=(per_node - 1) / ranks),
+            compute("outside", comm.exchanged_bytes, message_bytes=message, away=(ranks - per_node) / ranks),
+            nodes=nodes,
+            per_node=per_node,
+        )
+
+    def _exchange(self, name: str, inside: Line, outside: Line, *, nodes: Num, per_node: Num) -> Line:
+        links = _terms(self.cluster.intra, "alltoall", per_node)
+        if self.cluster.inter is None or (is_scalar(nodes) and nodes <= 1):
+            self._check(nodes)
+            card, terms = links.bandwidth, links
+        else:
+            card = _terms(self.inter, "send_recv", nodes).bandwidth
+            across = _terms(self.inter, "alltoall", nodes)
+            terms = across if is_scalar(nodes) else _either(nodes, links, across)
+        transfer = compute(
+            "transfer",
+            comm.transfer_s,
+            inside_bytes=inside,
+            outside_bytes=outside,
+            intra_bytes_per_s=links.bandwidth,
             nic_bytes_per_s=card,
         )
+        return compute(name, comm.all_to_all_s, transfer_s=transfer, alpha_s=terms.alpha, ramp=terms.ramp)
 
     def send(self, name: str, message: Any, *, world: Num) -> Line:
         """Time of one message between pipeline neighbours; across nodes when the run needs several."""
@@ -124,15 +144,34 @@ class Links:
 
     def _across(self, op: str, *, ranks: Num, stride: Num, nodes: Num, inside: Line) -> _Terms:
         terms = _terms(self.inter, op, nodes)
+        per_island = comm.group_ranks_per_node(ranks=ranks, stride=stride, domain=self.island)
         bandwidth = compute(
             "group_bandwidth",
             comm.group_bus_bytes_per_s,
             node_bus_bytes_per_s=terms.bandwidth,
             intra_bus_bytes_per_s=inside,
-            ranks_per_node=comm.group_ranks_per_node(ranks=ranks, stride=stride, domain=self.island),
-            gpus_per_node=self.cluster.gpus_per_node,
+            ranks_per_node=per_island,
+            gpus_per_node=self.island,
         )
-        return _Terms(terms.alpha, bandwidth, terms.ramp)
+        hop = self.cluster.intra.alpha_step
+        if self.island <= BOARD or hop is None:
+            return _Terms(terms.alpha, bandwidth, terms.ramp)
+        alpha = compute(
+            "alpha",
+            comm.network_latency_s,
+            alpha_s=terms.alpha,
+            hop_s=hop.line("alpha_step"),
+            ranks_per_node=per_island,
+        )
+        if op == "all_reduce" and self.inter.ring_limit is not None:  # not measured for the others
+            bandwidth = compute(
+                "group_bandwidth",
+                comm.ring_bus_bytes_per_s,
+                bus_bytes_per_s=bandwidth,
+                ring_bytes_per_s=self.inter.ring_limit.line("ring_limit"),
+                nodes=nodes,
+            )
+        return _Terms(alpha, bandwidth, terms.ramp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,10 @@ class CollectiveSpec(Spec):
     ring_bandwidth: dict[int, Figure] = Field(default_factory=dict)
     link_share: Figure | None = None
     node_share: dict[int, Figure] = Field(default_factory=dict)  # by nodes, from this count up
+    # Two nodes beat their network's rate by a tree only where each GPU has a card of its own.
+    tree_needs_rails: bool = False
+    ring_cards: Figure | None = None  # cards one group's rings use at most in an island of many
+    ring_limit: Figure | None = None  # the rate of so many cards, once the network is known
     ops: dict[str, OpSpec] = Field(default_factory=dict)
     error: Figure | None = None  # mean absolute relative error over the fitted curves
     error_large: Figure | None = None  # the same for messages of 1 MB and more
@@ -213,8 +217,10 @@ class CollectiveSpec(Spec):
         figure = _share(share, link, share.value * link.si / 2, "the GPU's one-way link bandwidth")
         return self.model_copy(update={"bus_bandwidth": {2: figure}})
 
-    def on_network(self, nic_per_island: Figure, island: int, intra: CollectiveSpec) -> CollectiveSpec:
-        """The class with its bandwidths worked out for an island's network cards.
+    def on_network(
+        self, nic_per_island: Figure, island: int, intra: CollectiveSpec, *, cards: float | None = None
+    ) -> CollectiveSpec:
+        """The class with its bandwidths worked out for an island's network cards, `cards` of them.
 
         Two islands may exceed the network's rate (a tree sends each byte across once), never the
         rate inside; from three on the ring crosses the network at every hop.
@@ -225,8 +231,16 @@ class CollectiveSpec(Spec):
         def network(share: Figure) -> Figure:
             return _share(share, nic_per_island, share.value * nic_per_island.si, "the island's network")
 
-        bus = {size: _least(network(share), inside) for size, share in self.node_share.items()}
         ring_share = self.node_share[max(self.node_share)]
+        shares = self.node_share
+        if self.tree_needs_rails and cards is not None and cards < island:
+            shares = {min(shares): ring_share}
+        bus = {size: _least(network(share), inside) for size, share in shares.items()}
+        limit = None
+        if self.ring_cards is not None and cards is not None and cards > self.ring_cards.value:
+            per_card = self.ring_cards.value * nic_per_island.si / cards
+            of_cards = f"{self.ring_cards.value:g} of the island's network cards"
+            limit = _share(ring_share, nic_per_island, ring_share.value * per_card, of_cards)
         ring = _least(network(ring_share), ring_inside)
         per_gpu = ring_share.value * nic_per_island.si / island
         of_card = "one GPU's share of the island's network cards"
@@ -242,7 +256,9 @@ class CollectiveSpec(Spec):
         if "send_recv" in ops:
             bandwidth = {2: _share(ring_share, nic_per_island, per_gpu, of_card)}
             ops["send_recv"] = ops["send_recv"].model_copy(update={"bandwidth": bandwidth})
-        return self.model_copy(update={"bus_bandwidth": bus, "ring_bandwidth": {2: ring}, "ops": ops})
+        return self.model_copy(
+            update={"bus_bandwidth": bus, "ring_bandwidth": {2: ring}, "ops": ops, "ring_limit": limit}
+        )
 
 
 def _at(by_size: dict[int, Figure], size: int) -> Figure:
