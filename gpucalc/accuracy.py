@@ -39,7 +39,9 @@ def error_table(catalog: Catalog) -> ErrorTable:
 
 
 def recorded(report: Report) -> dict[str, dict[str, dict[str, Any]]]:
-    """The table of a report: quantity, framework, figures."""
+    """The table of a report: quantity, framework, figures. Plans quote the errors of runs alone."""
+    from gpucalc.validate import RUN_QUANTITIES
+
     return {
         quantity: {
             framework: {
@@ -52,6 +54,7 @@ def recorded(report: Report) -> dict[str, dict[str, dict[str, Any]]]:
             for framework, found in sorted(report.breakdown(quantity, "framework").items())
         }
         for quantity in report.quantities
+        if quantity in RUN_QUANTITIES
     }
 
 

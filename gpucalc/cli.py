@@ -196,7 +196,9 @@ def validate_command(
     ] = None,
     quantity: Annotated[
         list[str] | None,
-        typer.Option("--quantity", metavar="NAME", help="peak_memory or throughput; both when not said."),
+        typer.Option(
+            "--quantity", metavar="NAME", help="peak_memory, throughput or collective; all when not said."
+        ),
     ] = None,
     where: Annotated[
         list[str] | None,
@@ -206,7 +208,9 @@ def validate_command(
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option("--by", metavar="PART", help="Errors by group, framework, arch, gpu or model."),
+        typer.Option(
+            "--by", metavar="PART", help="Errors by group, framework, arch, gpu, model, op, link or size."
+        ),
     ] = None,
     points: Annotated[bool, typer.Option("--points", help="One row per measured value.")] = False,
     record: Annotated[

@@ -4,7 +4,7 @@ A point is one quantity of one run: peak memory in bytes, as the meter of its so
 throughput in the unit its source used. A point's ratio is estimated over measured; its error is the
 ratio less one. Rows of a group (one source) are not independent, so the headline statistics give
 every group the same weight; row-weighted ones stand beside them. Runs reported as fitting or as
-out of memory test the verdict as well.
+out of memory test the verdict as well. Measured collectives are points too: bus bandwidth by size.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from gpucalc.measured import (
     read_rows,
     shipped,
 )
+from gpucalc.measured_collectives import LARGE, SMALL, CollectivePlanner, Comparison, is_collective
+from gpucalc.measured_collectives import shipped as shipped_collectives
 from gpucalc.plan.evaluate import Subject, hopper_or_later
 from gpucalc.plan.memory import allocated_peak, memory_peak, reserved_peak
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
@@ -41,16 +43,23 @@ from gpucalc.spec.job import Job, TrainRun
 from gpucalc.spec.model import ModelSpec
 
 SCHEMA_VERSION = 1
-QUANTITIES = ("peak_memory", "throughput")
-PARTS = ("group", "framework", "arch", "gpu", "model")
+RUN_QUANTITIES = ("peak_memory", "throughput")  # of training runs
+QUANTITIES = (*RUN_QUANTITIES, "collective")
+PARTS = ("group", "framework", "arch", "gpu", "model", "op", "link", "size")
+_SUMMARY_PARTS = {"collective": ("size", "op", "link", "arch", "group")}
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the estimates promise over groups of equal weight; `skipped` is a share of all rows."""
+    """What the estimates promise over groups of equal weight; `skipped` is a share of all rows.
+
+    Collectives promise a mean, over groups and over values alike: 1 MB and more, and below.
+    """
 
     peak_memory_median: float = 0.10
     throughput_median: float = 0.20
+    collective_large_mean: float = 0.10
+    collective_small_mean: float = 0.20
     skipped: float = 0.20
 
 
@@ -102,6 +111,9 @@ class Point:
     quality: str
     meter: str
     notes: tuple[str, ...] = ()
+    op: str = ""  # of a collective: the operation, the class of link that decides, the message's size
+    link: str = ""
+    size: str = ""
 
     @property
     def ratio(self) -> float:
@@ -153,6 +165,8 @@ class Statistics:
     p90_abs_rows: float | None
     signed_median_rows: float | None
     skipped: int = 0
+    mean_abs: float | None = None
+    mean_abs_rows: float | None = None
 
     def document(self) -> dict[str, Any]:
         """The same for a JSON document."""
@@ -165,6 +179,8 @@ class Statistics:
             "median_abs_rows": _rounded(self.median_abs_rows),
             "p90_abs_rows": _rounded(self.p90_abs_rows),
             "signed_median_rows": _rounded(self.signed_median_rows),
+            "mean_abs": _rounded(self.mean_abs),
+            "mean_abs_rows": _rounded(self.mean_abs_rows),
             "skipped": self.skipped,
         }
 
@@ -190,10 +206,11 @@ class Report:
         return statistics(self.of(quantity), skipped=left_out)
 
     def breakdown(self, quantity: str, part: str) -> dict[str, Statistics]:
-        """The statistics by group, framework, arch, gpu or model, the largest error first."""
+        """The statistics by one of PARTS, the largest error first; empty where it says nothing."""
         cells: dict[str, list[Point]] = {}
         for point in self.of(quantity):
-            cells.setdefault(getattr(point, part), []).append(point)
+            if name := getattr(point, part):
+                cells.setdefault(name, []).append(point)
         found = {name: statistics(points) for name, points in cells.items()}
         return dict(sorted(found.items(), key=lambda item: -(item[1].median_abs or 0.0)))
 
@@ -222,6 +239,16 @@ class Report:
             median = self.summary(quantity).median_abs
             if quantity in self.quantities and median is not None and median > limit:
                 out.append(f"{quantity}: median error {median:.1%} is above {limit:.0%}")
+        if "collective" in self.quantities:
+            by_size = self.breakdown("collective", "size")
+            for size, limit in (
+                (LARGE, promised.collective_large_mean),
+                (SMALL, promised.collective_small_mean),
+            ):
+                found = by_size.get(size)
+                mean = max(found.mean_abs or 0.0, found.mean_abs_rows or 0.0) if found else 0.0
+                if mean > limit:
+                    out.append(f"collective {size}: mean error {mean:.1%} is above {limit:.0%}")
         if self.rows and self.rows_skipped > promised.skipped * self.rows:
             out.append(f"{self.rows_skipped} of {self.rows} rows skipped, above {promised.skipped:.0%}")
         return tuple(out)
@@ -234,7 +261,7 @@ class Report:
                 f"by_{part}": {
                     name: found.document() for name, found in sorted(self.breakdown(quantity, part).items())
                 }
-                for part in ("framework", "arch", "group")
+                for part in _SUMMARY_PARTS.get(quantity, ("framework", "arch", "group"))
             }
         return {
             "schema_version": SCHEMA_VERSION,
@@ -268,6 +295,7 @@ def _point_document(point: Point) -> dict[str, Any]:
         "quality": point.quality,
         "meter": point.meter,
         "notes": list(point.notes),
+        **({"op": point.op, "link": point.link, "size": point.size} if point.op else {}),
     }
 
 
@@ -302,6 +330,7 @@ def statistics(points: Sequence[Point], *, skipped: int = 0) -> Statistics:
     signed = [point.error for point in points]
     absolute = [abs(error) for error in signed]
     equal = [1.0 / sizes[point.group] for point in points]
+    mean = sum(error * weight for error, weight in zip(absolute, equal, strict=True)) / len(sizes)
     each = [1.0] * len(points)
     return Statistics(
         rows=len(points),
@@ -313,6 +342,8 @@ def statistics(points: Sequence[Point], *, skipped: int = 0) -> Statistics:
         p90_abs_rows=weighted_quantile(absolute, each, 0.9),
         signed_median_rows=weighted_quantile(signed, each, 0.5),
         skipped=skipped,
+        mean_abs=mean,
+        mean_abs_rows=sum(absolute) / len(absolute),
     )
 
 
@@ -518,7 +549,7 @@ def validate(
     estimator: Estimator | None = None,
     conventions: Conventions | None = None,
 ) -> Report:
-    """Compare the runs in these files, the shipped ones by default, with their estimates.
+    """Compare what was measured in these files, by default in the shipped ones, with its estimate.
 
     `where` keeps the rows whose field has the value (text may hold *): group, framework, gpu, model,
     quality, or any dotted path. Raises InputError for files or filters that cannot be used.
@@ -526,10 +557,12 @@ def validate(
     for quantity in quantities:
         if quantity not in QUANTITIES:
             raise InputError("no such quantity", where="--quantity", given=quantity, legal=QUANTITIES)
-    files = [Path(path) for path in paths] or list(shipped(catalog))
+    files = [Path(path) for path in paths] or _shipped(catalog, quantities)
     if not files:
         raise InputError("the catalogue holds no measurements", legal="files of measured runs")
-    rows = [row for row in read_rows(files) if _selected(row, where or {})]
+    read = [row for row in read_rows(files) if _selected(row, where or {})]
+    rows = [row for row in read if not is_collective(row)]
+    curves = [row for row in read if is_collective(row)] if "collective" in quantities else []
     known = conventions if conventions is not None else conventions_of(catalog)
     report = compare(
         rows,
@@ -537,13 +570,56 @@ def validate(
         estimator=estimator or Planner(catalog),
         quantities=tuple(quantities),
     )
+    points, skipped = compare_collectives(curves, CollectivePlanner(catalog))
     return Report(
-        report.rows,
-        report.points,
-        report.skipped,
+        report.rows + len(curves),
+        report.points + points,
+        report.skipped + skipped,
         report.fits,
         report.quantities,
         tuple(str(path) for path in files),
+    )
+
+
+def _shipped(catalog: Catalog, quantities: Sequence[str]) -> list[Path]:
+    runs = shipped(catalog) if any(name in RUN_QUANTITIES for name in quantities) else ()
+    return [*runs, *(shipped_collectives(catalog) if "collective" in quantities else ())]
+
+
+def compare_collectives(
+    rows: Sequence[Row], planner: CollectivePlanner
+) -> tuple[tuple[Point, ...], tuple[Skipped, ...]]:
+    """Every measured collective against its estimate."""
+    points: list[Point] = []
+    skipped: list[Skipped] = []
+    for row in rows:
+        found = planner.compare(row)
+        if isinstance(found, Skip):
+            skipped.append(Skipped(row.id, "collective", found.reason, row.group))
+        else:
+            points += [_collective_point(row, one) for one in found]
+    return tuple(points), tuple(skipped)
+
+
+def _collective_point(row: Row, one: Comparison) -> Point:
+    return Point(
+        id=one.id,
+        quantity="collective",
+        measured=one.measured,
+        estimated=one.estimated,
+        unit="GB/s",
+        group=row.group,
+        framework=one.software,
+        stack=one.software,
+        gpu=one.gpu,
+        arch=one.arch,
+        model="",
+        quality="",
+        meter=one.meter,
+        notes=one.notes,
+        op=one.op,
+        link=one.link,
+        size=one.size,
     )
 
 
@@ -577,7 +653,7 @@ def _field(row: Row, key: str) -> str:
 
 
 def _gpu(row: Row) -> str:
-    return str(row.data.get("gpus") or "").lstrip("0123456789").removeprefix("x")
+    return str(row.data.get("gpus") or row.data.get("gpu") or "").lstrip("0123456789").removeprefix("x")
 
 
 def _model(row: Row) -> str:

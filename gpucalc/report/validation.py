@@ -62,6 +62,8 @@ def _summary(found: Report) -> Table:
     table = _statistics_table("quantity")
     for name in found.quantities:
         _statistics_row(table, _words(name), found.summary(name))
+        for size, statistics in sorted(found.breakdown(name, "size").items()):
+            _statistics_row(table, f"  {size}", statistics)
     return table
 
 
@@ -73,7 +75,7 @@ def _breakdown(part: str, rows: dict[str, Statistics]) -> Table:
 
 
 def _statistics_table(first: str) -> Table:
-    return columns(first, "values", "sources", "median", "90th pct", "signed median", right=range(1, 6))
+    return columns(first, "values", "sources", "mean", "median", "90th pct", "signed", right=range(1, 7))
 
 
 def _statistics_row(table: Table, name: str, of: Statistics) -> None:
@@ -81,6 +83,7 @@ def _statistics_row(table: Table, name: str, of: Statistics) -> None:
         Text(clean(name)),
         f"{of.rows:,}",
         f"{of.groups:,}",
+        _percent(of.mean_abs),
         _percent(of.median_abs),
         _percent(of.p90_abs),
         _percent(of.signed_median, signed=True),
