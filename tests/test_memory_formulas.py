@@ -292,7 +292,13 @@ def test_optimizer_step() -> None:
 
 
 def test_runtime() -> None:
-    assert mem.allocator_overhead_bytes(allocated_bytes=1000, overhead_fraction=0.04) == 40
+    # 1,000 bytes that stay at 4 % and 500 that pass at 20 %: 40 + 100
+    assert (
+        mem.allocator_overhead_bytes(
+            lasting_bytes=1000, passing_bytes=500, lasting_fraction=0.04, passing_fraction=0.2
+        )
+        == 140
+    )
     assert mem.cuda_context_bytes(context_bytes=512 * MIB) == 536_870_912
     # two groups x 16 channels x 4 MiB, sending and receiving
     assert mem.nccl_buffer_bytes(communicators=2, channels=16, buffer_bytes=4 * MIB) == 256 * MIB

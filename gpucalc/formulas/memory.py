@@ -20,6 +20,35 @@ def weight_bytes(*, params: Num, parameter_bytes: Num, shard: Num, zero_stage: N
     return params * parameter_bytes / where(zero_stage >= 3, shard, 1)
 
 
+@formula(
+    unit="bytes",
+    source="from_pretrained and trainers that upcast what is trained, before deepspeed.initialize casts it"
+    " again: LlamaFactory issue 4549 (out of memory while upcasting), dllm issue 9 (2 bytes a parameter"
+    " refused beside 4 on 40 GB)",
+)
+def loaded_weight_bytes(*, params: Num, loaded_bytes: Num) -> Num:
+    """Weights as they were read, beside the 16-bit ones the engine makes of them."""
+    return params * loaded_bytes
+
+
+@formula(
+    unit="bytes", source="DeepSpeed@edaa7221 stage_1_and_2.py: 16-bit weights flattened on the accelerator"
+)
+def deepspeed_flat_copy_bytes(*, params: Num, element_bytes: Num) -> Num:
+    """The contiguous buffer of 16-bit weights, made while the tensors it is made from are still there."""
+    return params * element_bytes
+
+
+@formula(
+    unit="bytes",
+    source="DeepSpeed@edaa7221 stage_1_and_2.py: detach().clone().to(fp32) of the partition; LlamaFactory"
+    " issue 260 failed on exactly 4 bytes a parameter with 4 in use",
+)
+def deepspeed_partition_bytes(*, params: Num, element_bytes: Num, shard: Num, zero_stage: Num) -> Num:
+    """A clone of this rank's 16-bit partition and the fp32 master weights made of it."""
+    return params * (element_bytes + 4) / where(zero_stage >= 1, shard, 1)
+
+
 @formula(unit="bytes", source=ZERO)
 def gradient_bytes(*, params: Num, element_bytes: Num, shard: Num, zero_stage: Num) -> Num:
     """Gradients held when the step starts; divided over the shard group from stage 2."""
@@ -126,13 +155,15 @@ def foreach_step_bytes(*, params: Num, state_bytes: Num, shard: Num) -> Num:
     return params * state_bytes / shard
 
 
-@formula(
-    unit="bytes",
-    source="43 published Megatron runs on B200, reserved over allocated peak: 1.028 to 1.093, median 1.04",
-)
-def allocator_overhead_bytes(*, allocated_bytes: Num, overhead_fraction: Num) -> Num:
-    """What the caching allocator reserves beyond what tensors use: rounding and fragments."""
-    return allocated_bytes * overhead_fraction
+@formula(unit="bytes", source="two constants fitted on published reserved, device and allocated peaks")
+def allocator_overhead_bytes(
+    *, lasting_bytes: Num, passing_bytes: Num, lasting_fraction: Num, passing_fraction: Num
+) -> Num:
+    """What the caching allocator reserves beyond what tensors use: rounding and fragments.
+
+    lasting: weights, gradients, optimizer states, buffers; passing: activations and everything else.
+    """
+    return lasting_bytes * lasting_fraction + passing_bytes * passing_fraction
 
 
 @formula(
@@ -161,13 +192,29 @@ def cublas_workspace_bytes(*, workspace_bytes: Num, handles: Num) -> Num:
     return workspace_bytes * handles
 
 
-@formula(unit="bytes", source="one copy of the weights per rank in host memory while a checkpoint is loaded")
+@formula(
+    unit="bytes",
+    source="from_pretrained on every rank: FastChat issue 114 saw 25.7 GiB a process where 4 bytes a"
+    " parameter are 25.1",
+)
 def host_load_bytes(*, ranks: Num, params: Num, element_bytes: Num) -> Num:
     """Host memory while every rank of a node reads the whole model."""
     return ranks * params * element_bytes
 
 
-@formula(unit="bytes", source="DeepSpeed ZeRO-Offload and torchao CPU offload: states live on the host")
+@formula(
+    unit="bytes", source="DeepSpeed ZeRO-Offload and FSDP CPUOffload: what is offloaded lives on the host"
+)
 def host_offload_bytes(*, params: Num, bytes_per_param: Num) -> Num:
-    """Host memory that offloaded optimizer state (and gradients) of a node take."""
+    """Host memory of one node that offloaded weights, gradients or optimizer state take."""
     return params * bytes_per_param
+
+
+@formula(
+    unit="bytes",
+    source="DeepSpeed's estimators (estimate_zero3_model_states_mem_needs, additional_buffer_factor 1.5);"
+    " torch rounds every pinned block up to a power of two",
+)
+def host_buffer_bytes(*, offloaded_bytes: Num, buffer_fraction: Num) -> Num:
+    """Pinned buffers beside what an offloading run holds on the host."""
+    return offloaded_bytes * buffer_fraction

@@ -124,7 +124,7 @@ def norm_line(norm: Norm, recipe: Recipe, *, frozen: bool, rows: int = 1) -> Lin
     """Bytes per token a norm keeps; frozen: its weight is not trained; rows: heads it normalises apart."""
     name = norm.name
     width = norm.width
-    size = 4 if recipe.autocast else recipe.activation_bytes
+    size = recipe.stream_bytes
     if norm.kind.startswith("layernorm") and norm.kind != "layernorm_cohere":
         return compute(name, act.layernorm_saved_bytes, width=width, activation_bytes=size)
     if recipe.kernels != "eager":

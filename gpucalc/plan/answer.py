@@ -10,6 +10,8 @@ from typing import Any
 from gpucalc.line import Line
 from gpucalc.plan.layout import Layout, Recipe
 
+HOST = "host_memory"  # what binds when the host's memory decides
+
 
 class Level(StrEnum):
     """Does it fit: yes beyond the expected error, perhaps, no."""
@@ -17,6 +19,16 @@ class Level(StrEnum):
     FITS = "fits"
     MARGINAL = "marginal"
     DOES_NOT_FIT = "does_not_fit"
+
+
+@dataclass(frozen=True, slots=True)
+class HostFit:
+    """What one node's host needs and has. capacity is None where nobody knows."""
+
+    needed: Line
+    capacity: Line | None
+    level: Level  # fits where the capacity is not known
+    phase: str  # load | step
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +44,12 @@ class Verdict:
     binds: str  # the memory line that is largest at the peak
     phase: str  # load | forward | loss | backward | step
     stage: int  # pipeline stage of the worst GPU
+    host: HostFit | None = None  # None: the host holds nothing of note
+
+    @property
+    def host_decides(self) -> bool:
+        """Whether the host's memory, not the GPU's, set the level."""
+        return self.binds == HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +103,7 @@ class Plan:
     @property
     def root(self) -> Line:
         """The whole tree under one line."""
-        parts = (self.model, self.memory, self.time, self.throughput, self.cost)
+        host = self.verdict.host.needed if self.verdict.host is not None else None
+        parts = (self.model, self.memory, host, self.time, self.throughput, self.cost)
         held = tuple(line for line in parts if line is not None)
         return Line(name="plan", value=self.verdict.level.value, unit="verdict", children=held)

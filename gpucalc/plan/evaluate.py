@@ -7,14 +7,15 @@ Nothing is searched here: every degree is a number. What is left "auto" is settl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpucalc.counts import Counts, count
 from gpucalc.errors import InputError, UnsupportedModel
 from gpucalc.formulas import cost as money
 from gpucalc.graph import Graph, build_graph
 from gpucalc.line import Kind, Line, compute
-from gpucalc.plan.answer import Assumption, Level, Plan, Verdict
+from gpucalc.plan.answer import HOST, Assumption, HostFit, Level, Plan, Verdict
+from gpucalc.plan.host import host_memory
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.memory import MemoryPeak, memory_peak
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe
@@ -22,6 +23,7 @@ from gpucalc.plan.time import binding, step_time, throughput
 from gpucalc.spec.hardware import Cluster, Pool
 from gpucalc.spec.job import TrainRun
 from gpucalc.spec.model import ModelSpec
+from gpucalc.units import GB, GIB
 
 # Until a class of runs has been measured: the band in which a plan is called marginal.
 UNMEASURED_ERROR = 0.10
@@ -129,12 +131,13 @@ def evaluate(
 
     Raises Infeasible for an illegal layout, InputError for what the hardware cannot do.
     """
-    _known_well_enough(subject)
     layout, chosen = resolve_layout(run, subject.graph, gpus=cluster.count)
     recipe = resolve_recipe(run, subject.graph)
     peak = memory_peak(subject.graph, layout, recipe, hopper_or_later=hopper_or_later(cluster))
     known = errors or ErrorTable()
     verdict = judge(peak, cluster, recipe, known)
+    _known_well_enough(subject, verdict)
+    verdict = with_host(verdict, run, subject.graph, layout, recipe, cluster)
     for pool in cluster.pools:
         if pool.gpu.peak(recipe.math) is None:
             raise InputError(
@@ -144,7 +147,7 @@ def evaluate(
                 legal=[precision for precision in pool.gpu.peaks if "acc" not in precision],
             )
     time = rates = cost = None
-    binds = "memory capacity"
+    binds = "host memory" if verdict.host_decides else "memory capacity"
     if always_time or verdict.level is not Level.DOES_NOT_FIT:
         time = step_time(subject.graph, layout, recipe, cluster)
         rates = throughput(subject.graph, layout, recipe, cluster, time)
@@ -172,8 +175,8 @@ def evaluate(
     )
 
 
-def _known_well_enough(subject: Subject) -> None:
-    """Raises UnsupportedModel for a network of which only the parameter count is known."""
+def _known_well_enough(subject: Subject, verdict: Verdict) -> None:
+    """Raises UnsupportedModel where only parameters are known, unless they alone are too much."""
     network = subject.graph.network
     if network is None or subject.graph.stacks:
         return
@@ -185,9 +188,11 @@ def _known_well_enough(subject: Subject) -> None:
         )
         if not value
     ]
-    if missing:
+    if missing and verdict.level is not Level.DOES_NOT_FIT:
+        alone = verdict.needed.value / GIB
         raise UnsupportedModel(
-            f"{subject.graph.name} is known by its parameters alone: {' and '.join(missing)} are not known",
+            f"{subject.graph.name} is known by its parameters alone: {' and '.join(missing)} are not known;"
+            f" without them a GPU holds {alone:.1f} GiB of {verdict.capacity.value / GIB:.1f}",
             key="model",
         )
 
@@ -197,13 +202,7 @@ def judge(peak: MemoryPeak, cluster: Cluster, recipe: Recipe, errors: ErrorTable
     capacity = min((pool.gpu.usable_memory() for pool in cluster.pools), key=lambda line: line.value)
     needed = peak.needed
     error, basis = errors.memory_error(recipe.framework)
-    band = error * needed.value
-    if needed.value + band <= capacity.value:
-        level = Level.FITS
-    elif needed.value - band <= capacity.value:
-        level = Level.MARGINAL
-    else:
-        level = Level.DOES_NOT_FIT
+    level = level_of(needed.value, capacity.value, error)
     parts = needed.child("allocated").children
     return Verdict(
         level=level,
@@ -216,6 +215,39 @@ def judge(peak: MemoryPeak, cluster: Cluster, recipe: Recipe, errors: ErrorTable
         phase=peak.phase,
         stage=peak.stage,
     )
+
+
+def with_host(
+    verdict: Verdict, run: TrainRun, graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster
+) -> Verdict:
+    """The verdict with the host's memory weighed in.
+
+    The memory of a server nobody named makes a plan marginal at most.
+    """
+    ranks = min(cluster.gpus_per_node, cluster.count)
+    needed = host_memory(graph, layout, recipe, ranks=ranks, nodes=max(1, cluster.count // ranks))
+    if needed is None:
+        return verdict
+    capacity, level = cluster.host_ram, Level.FITS
+    if run.host_ram_gb is not None:
+        capacity = Line("host_ram", run.host_ram_gb * GB, "bytes", Kind.EXACT, source="run.host_ram_gb")
+    if capacity is not None:
+        level = level_of(needed.value, capacity.value, UNMEASURED_ERROR)
+        if run.host_ram_gb is None and level is Level.DOES_NOT_FIT:
+            level = Level.MARGINAL
+    phase = max(needed.children, key=lambda line: line.value).name
+    host = HostFit(needed, capacity, level, phase)
+    order = list(Level)
+    if order.index(level) <= order.index(verdict.level):
+        return replace(verdict, host=host)
+    return replace(verdict, host=host, level=level, binds=HOST)
+
+
+def level_of(needed: float, capacity: float, error: float) -> Level:
+    """Fits or not beyond the expected error, a fraction of what is needed; marginal within it."""
+    if needed * (1 + error) <= capacity:
+        return Level.FITS
+    return Level.MARGINAL if needed * (1 - error) <= capacity else Level.DOES_NOT_FIT
 
 
 def hopper_or_later(cluster: Cluster) -> bool:

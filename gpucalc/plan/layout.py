@@ -58,6 +58,8 @@ class Adapters:
     casts: bool  # autocast: each adapter makes its own copy of the input
     dropout: bool
     base_bytes_per_param: float  # of the frozen linears: 2, or what a quantised base takes
+    base_sharded: bool  # stage 3 divides the frozen linears
+    rest_bytes: int  # of what a quantised base leaves unquantised: embeddings, norms, head
     trained_embeddings: bool
     kind: str  # lora | adapter (prompt vectors, no matrices on the linears) | adapter_v2 (scale and bias)
     quantised: bool
@@ -100,12 +102,21 @@ class Recipe:
     wrapped_root: bool  # FSDP: embedding and head stay gathered in the root group
     reshard: bool  # FSDP: gathered weights are freed after forward
     keeps_gradients: bool  # zero_grad fills with zeros instead of freeing (PyTorch before 2.0)
-    static_buffers: bool  # gradients and parameters live in buffers allocated once
     eager_context: bool  # CUDA loads every kernel at start (before 11.7)
     optimizer_in_backward: bool  # gradients are stepped and freed one by one
     gathered_tp_inputs: bool  # tensor-parallel linears keep their gathered, whole input
     year: int  # of the software: what it overlaps and which kernels it calls
-    offload: tuple[str, ...]  # any of optimizer, gradients, parameters, activations
+    offload: tuple[str, ...]  # any of optimizer, gradients, parameters, activations; nvme: to disk
+    loaded_bytes: int  # per trained weight as read, before the engine casts it
+    host_load: str  # every-rank | one-rank | none: whole copies of the weights in host memory while loading
+    frozen: tuple[str, ...]  # any of vision_tower, embedding, head: not trained
+    reference_model: bool  # a frozen copy in the compute type beside the trained model
+
+    @property
+    def stream_bytes(self) -> int:
+        """Element size of the residual stream: fp32 where the embedding is, as under autocast."""
+        fp32 = self.autocast or (self.adapters is not None and self.adapters.rest_bytes == 4)
+        return 4 if fp32 else self.activation_bytes
 
     @property
     def fused_loss(self) -> bool:

@@ -12,7 +12,7 @@ What is alive when follows a timeline measured tensor by tensor; see the formula
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpucalc.formulas import activations as act
@@ -23,7 +23,7 @@ from gpucalc.line import Kind, Line, compute, total
 from gpucalc.plan import allowances
 from gpucalc.plan.activation import layer_line, norm_line, selective_line
 from gpucalc.plan.layout import Layout, Recipe
-from gpucalc.plan.stages import LayerRun, Params, Stage, block_linears, stages
+from gpucalc.plan.stages import LayerRun, Params, Stage, block_linears, frozen_params, stages
 
 PHASES = ("load", "forward", "loss", "backward", "step")
 
@@ -43,6 +43,22 @@ _RESIDUAL_WIDE = {
     "q_lora_norm",
     "q_lora_input",
 }
+
+
+# Tensors made once and kept: the caching allocator adds little to them.
+_LASTING = frozenset(
+    {
+        "weights",
+        "frozen_weights",
+        "reference_weights",
+        "loaded_weights",
+        "flat_copy",
+        "optimizer_states",
+        "gradients",
+        "ddp_buckets",
+        "reduce_buckets",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +109,13 @@ def memory_peak(
     return MemoryPeak(tree=tree, stage=int(worst.name.removeprefix("stage_")), phase=phase.name)
 
 
+def kept_activations(graph: Graph, layout: Layout, recipe: Recipe) -> Line:
+    """Bytes the first stage keeps for backward, wherever they are kept."""
+    here = replace(recipe, offload=())
+    stage = _Stage(graph, stages(graph, pp=layout.pp, vpp=layout.vpp)[0], layout, here, hopper_or_later=True)
+    return stage.activations()[0]
+
+
 def largest(name: str, parts: tuple[Line, ...]) -> Line:
     """A line whose value is the largest of its parts."""
     top = max(parts, key=lambda line: line.value)
@@ -112,6 +135,8 @@ class _Stage:
         held = stage.params
         self.dense = held.sharded / layout.tp + held.replicated
         self.expert = held.expert / (layout.ep * layout.etp)
+        left = frozen_params(graph, stage, recipe.frozen)
+        self.frozen = left.sharded / layout.tp + left.replicated
         self.tokens = layout.micro_batch * recipe.seq_len / layout.cp
         self.sp = layout.tp if layout.sequence_parallel else 1
         self.accumulates = layout.micro_batches > 1
@@ -123,7 +148,7 @@ class _Stage:
 
     def line(self) -> Line:
         states = self.states()
-        weights = states[:1]
+        weights = tuple(line for line in states if line.name != "optimizer_states")
         kept = self.activations()
         logits = self.head_saved()
         gradients_full = self.gradients()
@@ -156,15 +181,16 @@ class _Stage:
         )
         allocated = total("allocated", (*parts, workspace), unit="bytes")
         layout = self.layout
+        lasting = sum(part.value for part in parts if part.name in _LASTING)
         communicators = sum(1 for size in (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep) if size > 1)
         outside = (
             compute(
                 "allocator_overhead",
                 mem.allocator_overhead_bytes,
-                allocated_bytes=allocated.value,
-                overhead_fraction=allowances.ALLOCATOR_OVERHEAD
-                if self.recipe.static_buffers
-                else allowances.VARIED_ALLOCATOR_OVERHEAD,
+                lasting_bytes=lasting,
+                passing_bytes=allocated.value - lasting,
+                lasting_fraction=allowances.LASTING_OVERHEAD,
+                passing_fraction=allowances.PASSING_OVERHEAD,
             ),
             compute(
                 "cuda_context",
@@ -221,13 +247,45 @@ class _Stage:
         recipe = self.recipe
         if recipe.adapters is not None:
             return self.adapter_states()
-        weights = self._split("weights", mem.weight_bytes, parameter_bytes=recipe.parameter_bytes)
-        optimizer = self._split(
-            "optimizer_states", mem.optimizer_state_bytes, bytes_per_param=recipe.optimizer_bytes
+        lines: list[Line] = []
+        if "parameters" not in recipe.offload:
+            trained = self._split(
+                "weights", mem.weight_bytes, held=self.trained(), parameter_bytes=recipe.parameter_bytes
+            )
+            lines.append(trained)
+            if recipe.frozen:
+                lines.append(self.frozen_weights())
+            if recipe.reference_model:
+                lines.append(self.reference_weights())
+        if "optimizer" not in recipe.offload:
+            lines.append(
+                self._split(
+                    "optimizer_states",
+                    mem.optimizer_state_bytes,
+                    held=self.trained(),
+                    bytes_per_param=recipe.optimizer_bytes,
+                )
+            )
+        return tuple(lines)
+
+    def trained(self) -> tuple[float, float]:
+        """Dense and expert parameters of the model on this rank that are trained."""
+        return self.dense - self.frozen, self.expert
+
+    def frozen_weights(self) -> Line:
+        """Weights of the parts the run leaves untrained, held in the compute type."""
+        return compute(
+            "frozen_weights",
+            mem.weight_bytes,
+            params=self.frozen,
+            parameter_bytes=self.recipe.compute_bytes,
+            shard=self.layout.shard,
+            zero_stage=self.layout.zero_stage,
         )
-        if "parameters" in recipe.offload:
-            return ()
-        return (weights,) if "optimizer" in recipe.offload else (weights, optimizer)
+
+    def reference_weights(self) -> Line:
+        """The frozen copy that preference training compares with; sharded as the trained weights are."""
+        return self._split("reference_weights", mem.weight_bytes, parameter_bytes=self.recipe.compute_bytes)
 
     def gradients(self) -> tuple[Line, ...]:
         recipe = self.recipe
@@ -245,7 +303,11 @@ class _Stage:
                 ),
             )
         if recipe.adapters is None:
-            return (self._split("gradients", mem.gradient_bytes, element_bytes=recipe.gradient_bytes),)
+            return (
+                self._split(
+                    "gradients", mem.gradient_bytes, held=self.trained(), element_bytes=recipe.gradient_bytes
+                ),
+            )
         parts = tuple(
             compute(
                 name,
@@ -298,7 +360,7 @@ class _Stage:
     def trained_params(self) -> float:
         """Parameters that get gradients."""
         if self.recipe.adapters is None:
-            return self.dense + self.expert
+            return sum(self.trained())
         return sum(params for _, params, _ in self.trained_parts())
 
     def adapter_states(self) -> tuple[Line, ...]:
@@ -306,6 +368,7 @@ class _Stage:
         assert adapters is not None
         linear = sum(run.params.linear * run.count for run in self.stage.layers) / layout.tp
         rest = self.dense - linear
+        base_stage = layout.zero_stage if adapters.base_sharded else 0
         frozen = total(
             "weights",
             (
@@ -315,13 +378,13 @@ class _Stage:
                     params=linear + self.expert,
                     parameter_bytes=adapters.base_bytes_per_param,
                     shard=layout.shard,
-                    zero_stage=layout.zero_stage,
+                    zero_stage=base_stage,
                 ),
                 compute(
                     "other_weights",
                     mem.weight_bytes,
                     params=rest,
-                    parameter_bytes=recipe.compute_bytes,
+                    parameter_bytes=adapters.rest_bytes if adapters.quantised else recipe.compute_bytes,
                     shard=layout.shard,
                     zero_stage=layout.zero_stage,
                 ),
@@ -352,19 +415,36 @@ class _Stage:
             for name, params, size in self.trained_parts()
         )
         optimizer = total("optimizer_states", states, unit="bytes")
-        return (frozen, optimizer)
+        weights = (frozen, self.reference_weights()) if recipe.reference_model else (frozen,)
+        return (
+            *(() if "parameters" in recipe.offload else weights),
+            *(() if "optimizer" in recipe.offload else (optimizer,)),
+        )
 
     def load_extra(self) -> tuple[Line, ...]:
-        """Beside the weights while the engine builds its state: the flat copy DeepSpeed partitions."""
+        """Beside the weights while DeepSpeed builds its state: the largest of three moments.
+
+        The weights as read, before they are cast; the flat copy; the clone of the partition that becomes
+        the master weights.
+        """
         recipe, layout = self.recipe, self.layout
         if recipe.framework != "deepspeed" or layout.zero_stage >= 3 or recipe.adapters is not None:
             return ()
-        return (
-            self._split("flat_copy", mem.weight_bytes, parameter_bytes=recipe.parameter_bytes),
-            self._split(
-                "optimizer_states", mem.optimizer_state_bytes, bytes_per_param=recipe.optimizer_bytes
-            ),
-        )
+        size = {"element_bytes": recipe.parameter_bytes}
+        moments = [self._whole("flat_copy", mem.deepspeed_flat_copy_bytes, **size)]
+        if recipe.loaded_bytes != recipe.parameter_bytes:
+            moments.append(
+                self._whole("loaded_weights", mem.loaded_weight_bytes, loaded_bytes=recipe.loaded_bytes)
+            )
+        if "optimizer" not in recipe.offload and recipe.parameter_bytes == 2:
+            moments.append(
+                self._split("master_partition", mem.deepspeed_partition_bytes, held=self.trained(), **size)
+            )
+        return (max(moments, key=lambda line: line.value),)
+
+    def _whole(self, name: str, function: Callable[..., Any], **inputs: Any) -> Line:
+        """A line over every trained parameter of the rank, not divided over ranks."""
+        return compute(name, function, params=sum(self.trained()), **inputs)
 
     # --- framework buffers -----------------------------------------------------------------------------
 
@@ -490,7 +570,7 @@ class _Stage:
     def checkpoint(self, run: LayerRun) -> Line:
         """One layer's input."""
         recipe = self.recipe
-        size = 4 if recipe.autocast else recipe.activation_bytes
+        size = recipe.stream_bytes
         return compute(
             run.block.name,
             act.checkpoint_bytes,
@@ -682,6 +762,8 @@ class _Stage:
 
     @property
     def _gathers(self) -> bool:
+        if "parameters" in self.recipe.offload:  # fetched from the host, on one GPU too
+            return True
         return self.layout.zero_stage >= 3 and self.layout.shard > 1
 
     def _layer_params(self) -> float:
@@ -743,11 +825,15 @@ class _Stage:
         )
 
     def _deepspeed_live(self) -> Line:
+        held = self.dense + self.expert
+        if self.recipe.adapters is not None and not self.recipe.adapters.base_sharded:
+            linears = sum(run.params.linear * run.count for run in self.stage.layers) / self.layout.tp
+            held = self.dense - linears  # the quantised base is whole on every rank
         return compute(
             "gathered_weights",
             mem.deepspeed_live_parameter_bytes,
             live_elements=allowances.DEEPSPEED_LIVE_PARAMETERS,
-            params=self.dense + self.expert,
+            params=held,
             element_bytes=self.recipe.compute_bytes,
         )
 
@@ -1022,12 +1108,17 @@ class _Stage:
                 )
             )
         if recipe.step_temporary_bytes:
+            # Tensors are stepped together by element type, one type after the other.
+            stepped = [(trained, recipe.step_temporary_bytes)]
+            if recipe.adapters is not None:
+                stepped = [(params, size) for _, params, size in self.trained_parts()]
+            params, size = max(stepped, key=lambda item: item[0] * item[1])
             lines.append(
                 compute(
                     "step_temporary",
                     mem.foreach_step_bytes,
-                    params=trained,
-                    state_bytes=recipe.step_temporary_bytes,
+                    params=params,
+                    state_bytes=size,
                     shard=layout.shard if layout.zero_stage >= 1 else 1,
                 )
             )

@@ -31,6 +31,11 @@ OPTIMIZER_STATES = {
     "adafactor": 0,
     "lion": 1,
     "muon": 1,
+    "prodigy": 4,  # two moments, the gradient sum and the first weights
+    "adan": 4,  # three moments and the last gradient
+    "schedulefree-adamw": 2,
+    "adagrad": 1,
+    "rmsprop": 1,
     "paged-adamw": 0,  # states live in unified memory and leave the card when it is full
     "paged-adamw-8bit": 0,
 }
@@ -228,22 +233,25 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         and not (framework == "torchtitan" and run.pp != 1)
         and not (framework == "fsdp" and not method_full and year < 2024),
         keeps_gradients=year < 2023 and framework not in ("megatron", "deepspeed"),
-        static_buffers=framework == "megatron" and year >= 2023,
         eager_context=year < 2023,
         optimizer_in_backward=run.optimizer_in_backward,
         gathered_tp_inputs=framework == "torchtitan",
         year=year,
         offload=offload,
+        loaded_bytes=4 if run.loaded_as == "fp32" else sizes.compute,
+        host_load=run.host_load or "none",
+        frozen=run.frozen,
+        reference_model=run.reference_model,
     )
 
 
 _OFFLOADED: dict[str, tuple[str, ...]] = {
     "none": (),
     "optimizer-cpu": ("optimizer",),
-    "optimizer-nvme": ("optimizer",),
+    "optimizer-nvme": ("optimizer", "nvme"),
     "optimizer+gradients-cpu": ("optimizer", "gradients"),
     "params+optimizer-cpu": ("optimizer", "gradients", "parameters"),
-    "params+optimizer-nvme": ("optimizer", "gradients", "parameters"),
+    "params+optimizer-nvme": ("optimizer", "gradients", "parameters", "nvme"),
     "activations-cpu": ("activations",),
 }
 
@@ -344,6 +352,8 @@ def _adapters(run: TrainRun, graph: Graph) -> Adapters:
         casts=autocast and size == 4,
         dropout=lora.dropout > 0,
         base_bytes_per_param=BASE_BYTES[run.quantization],
+        base_sharded=run.quantization is None or run.shard_quantised is not False,
+        rest_bytes=4 if run.quantization is not None and run.upcast_frozen else 2,
         trained_embeddings=lora.train_embeddings,
         kind=lora.kind,
         quantised=run.quantization is not None,

@@ -167,6 +167,23 @@ def _stage(
     return Stage(rank, tuple(runs), embedding, head, extra, first, last)
 
 
+def frozen_params(graph: Graph, stage: Stage, names: tuple[str, ...]) -> Params:
+    """Parameters of the parts named (vision_tower, embedding, head) that sit in the stage."""
+    held = Params()
+    if "vision_tower" in names and stage.first:
+        for stack in graph.stacks:
+            if stack.role != "vision" or stack is graph.trunk:
+                continue
+            held = held + _params(stack.inputs, stack.vectors)
+            if stack.final_norm is not None:
+                held = held + Params(replicated=stack.final_norm.params)
+            for index, block in enumerate(stack.blocks):
+                held = held + block_params(block).times(stack.count(index))
+    if "embedding" in names:
+        held = held + stage.embedding
+    return held + stage.head if "head" in names else held
+
+
 def _params(linears: tuple[Linear, ...], vectors: tuple[Vector, ...]) -> Params:
     sharded = replicated = expert = linear = 0
     for matrix in linears:

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpucalc.explain import Explanation, assumed_facts
 from gpucalc.line import Line
-from gpucalc.plan.answer import Plan
+from gpucalc.plan.answer import HostFit, Plan
 from gpucalc.spec.base import Spec
 from gpucalc.spec.figure import Figure
 
@@ -47,6 +47,7 @@ def plan(answer: Plan, provenance: Mapping[str, Any]) -> Document:
             "binds": verdict.binds,
             "phase": verdict.phase,
             "stage": verdict.stage,
+            "host": _host(verdict.host),
         },
         "binds": answer.binds,
         "fleet": answer.fleet,
@@ -62,6 +63,17 @@ def plan(answer: Plan, provenance: Mapping[str, Any]) -> Document:
         "actions": [record(item) for item in answer.actions],
         "notes": list(answer.notes),
         "provenance": dict(provenance),
+    }
+
+
+def _host(host: HostFit | None) -> Document | None:
+    if host is None:
+        return None
+    return {
+        "level": host.level.value,
+        "needed_bytes": plain(host.needed.value),
+        "capacity_bytes": None if host.capacity is None else plain(host.capacity.value),
+        "phase": host.phase,
     }
 
 

@@ -72,6 +72,8 @@ def plan(answer: Plan) -> RenderableType:
 def verdict(decided: Verdict) -> RenderableType:
     """The decision, its margin, the error it was weighed against and where the peak is."""
     word, style = _VERDICT[decided.level]
+    if decided.host_decides:
+        return _host_verdict(decided)
     needed, capacity = decided.needed.value, decided.capacity.value
     margin = decided.margin_bytes
     spare = f"{units.gib(abs(margin))} {'to spare' if margin >= 0 else 'too much'}"
@@ -87,6 +89,25 @@ def verdict(decided: Verdict) -> RenderableType:
     why = f"{against} the expected error, ±{units.percent(error)} = ±{units.gib(error * needed)}"
     where = f"peak: {decided.phase}, stage {decided.stage}; largest part there: {clean(decided.binds)}"
     return Group(first, indent(Text(f"{why} ({clean(decided.error_basis)})")), indent(Text(where)))
+
+
+def _host_verdict(decided: Verdict) -> RenderableType:
+    """The decision where the host's memory takes it."""
+    word, style = _VERDICT[decided.level]
+    host = decided.host
+    assert host is not None
+    assert host.capacity is not None
+    needed, capacity = host.needed.value, host.capacity.value
+    first = Text.assemble(
+        (word, style),
+        f"  the host needs {units.gib(needed)} per node, has {units.gib(capacity)}; a process that asks for"
+        " more is killed (signal 9)",
+    )
+    gpu = (
+        f"each GPU needs {units.gib(decided.needed.value)}, has {units.gib(decided.capacity.value)};"
+        f" the host's peak: {host.phase}"
+    )
+    return Group(first, indent(Text(gpu)))
 
 
 def explanation(item: Explanation) -> RenderableType:

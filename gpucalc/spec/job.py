@@ -92,10 +92,14 @@ PRECISIONS = (
 )  # fmt: skip
 OPTIMIZERS = (
     "adamw", "adamw-fused", "adam", "sgd", "sgd-momentum", "adafactor", "lion", "lamb", "muon",
-    "adamw-8bit", "adamw-4bit", "paged-adamw", "paged-adamw-8bit", "lion-8bit",
+    "adamw-8bit", "adamw-4bit", "paged-adamw", "paged-adamw-8bit", "lion-8bit", "prodigy", "adan",
+    "schedulefree-adamw", "adagrad", "rmsprop",
 )  # fmt: skip
 RECOMPUTE = ("none", "selective", "selective-op", "selective-layer", "full")
 METHODS = ("full", "lora", "qlora")
+LOADED_AS = ("fp32", "16-bit")
+HOST_LOAD = ("every-rank", "one-rank", "none")
+FREEZABLE = ("vision_tower", "embedding", "head")
 ATTENTION = ("flash", "sdpa", "eager")
 OFFLOAD = (
     "none", "optimizer-cpu", "optimizer+gradients-cpu", "params+optimizer-cpu", "activations-cpu",
@@ -300,6 +304,31 @@ class TrainRun(Spec):
         default=None, description="of the frozen base"
     )
     lora: Lora | None = None
+    shard_quantised: Flag | None = Field(
+        default=None, description="stage 3 divides a quantised base too; false: every GPU holds all of it"
+    )
+    upcast_frozen: Flag | None = Field(
+        default=None,
+        description="embeddings, norms and head of a quantised base held in fp32"
+        " (peft's prepare_model_for_kbit_training)",
+    )
+    frozen: tuple[Annotated[str, _named(FREEZABLE)], ...] = Field(
+        default=(), description="parts of the model that are not trained"
+    )
+    reference_model: Flag = Field(
+        default=False,
+        description="a frozen 16-bit copy beside the trained model (DPO, RLHF); a chosen and a rejected"
+        " answer are two sequences of the micro-batch",
+    )
+    loaded_as: Annotated[str, _named(LOADED_AS)] | None = Field(
+        default=None, description="element type of trained weights before the engine casts them"
+    )
+    host_load: Annotated[str, _named(HOST_LOAD)] | None = Field(
+        default=None, description="which ranks of a node hold a whole copy of the weights in host memory"
+    )
+    host_ram_gb: Annotated[float, _real(0, 1e6, "gigabytes above 0")] | None = Field(
+        default=None, description="host memory of one node; unset: the server's, where it is known"
+    )
     tokens: Annotated[int, _whole(MAX_TOKENS)] | None = Field(default=None, description="training budget")
     precision_detail: str | None = Field(
         default=None, description="the source's own words; kept for the record"
@@ -467,6 +496,8 @@ class Job(Spec):
 
 # -- defaults -------------------------------------------------------------------------------------
 
+_Choose = Callable[[str, Any, str], None]
+
 
 @dataclass(frozen=True, slots=True)
 class Default:
@@ -529,7 +560,7 @@ def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
         chosen["reshard_after_forward"] = stage == 3
     if run.year is None:
         choose("year", THIS_YEAR, "today's releases; older ones hold more memory and run slower")
-    year = chosen.get("year", run.year)
+    year = run.year if run.year is not None else THIS_YEAR
     if run.attention is None:
         if run.flash_attention is not None:
             chosen["attention"] = "flash" if run.flash_attention else "eager"  # said in other words
@@ -563,4 +594,48 @@ def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
         choose("lora", Lora(), "PEFT's usual choice: rank 16 on every linear layer, fp32 adapters")
     if run.method == "qlora" and run.quantization is None:
         choose("quantization", "nf4", "the QLoRA paper's format")
+    if run.method == "qlora" or run.quantization is not None:
+        _quantised_base(run, stage, chosen, choose)
+    _loading(run, stage, year, chosen, choose)
     return run.model_copy(update=chosen), tuple(listed)
+
+
+def _quantised_base(run: TrainRun, stage: Any, chosen: dict[str, Any], choose: _Choose) -> None:
+    """What stacks do with the frozen weights of a quantised model."""
+    if run.shard_quantised is None:
+        if run.framework == "deepspeed" and stage == 3:
+            choose("shard_quantised", False, "DeepSpeed's stages do not divide bitsandbytes weights")
+        else:
+            chosen["shard_quantised"] = run.framework != "deepspeed"  # FSDP does, where it shards at all
+    if run.upcast_frozen is None:
+        # Where peft prepares the model; FSDP needs one element type for all and takes 16 bit.
+        prepared = (
+            run.framework in ("hf", "ddp", "deepspeed")
+            and run.quantization != "int4-gptq"
+            and not run.precision.endswith("-pure")  # everything in 16 bit, as LitGPT and torchtune do
+        )
+        if prepared:
+            choose("upcast_frozen", True, "peft's prepare_model_for_kbit_training holds them in fp32")
+        else:
+            chosen["upcast_frozen"] = False
+
+
+def _loading(run: TrainRun, stage: Any, year: int, chosen: dict[str, Any], choose: _Choose) -> None:
+    """In which type weights are read, and how many copies of them a host holds meanwhile."""
+    adapted = run.method != "full"
+    if run.loaded_as is None:
+        if adapted or run.precision.endswith("-pure") or run.framework == "megatron":
+            chosen["loaded_as"] = "16-bit"
+        elif run.framework == "deepspeed" and stage != 3 and run.tp == run.pp == 1:
+            choose("loaded_as", "fp32", "trainers upcast what is trained before DeepSpeed casts it again")
+        else:
+            chosen["loaded_as"] = "16-bit" if run.framework == "deepspeed" else "fp32"
+    if run.host_load is None:
+        if run.framework in ("megatron", "torchtitan"):
+            chosen["host_load"] = "none"
+        elif run.framework == "fsdp" and year >= 2024:
+            choose("host_load", "one-rank", "Accelerate loads on one rank and broadcasts since 2024")
+        elif run.quantization is not None or run.method == "qlora":
+            chosen["host_load"] = "none"  # quantised on the GPU, tensor by tensor
+        else:
+            choose("host_load", "every-rank", "from_pretrained runs on every rank")
