@@ -103,7 +103,14 @@ def _weigh(
 ) -> Candidate:
     recipe = resolve_recipe(run, subject.graph)
     ends = tuple(sorted({0, min(1, layout.pp - 1), layout.pp - 1}))
-    peak = memory_peak(subject.graph, layout, recipe, hopper_or_later=hopper_or_later(cluster), only=ends)
+    peak = memory_peak(
+        subject.graph,
+        layout,
+        recipe,
+        hopper_or_later=hopper_or_later(cluster),
+        nvlink=cluster.nvlink_domain > 1,
+        only=ends,
+    )
     verdict = judge(peak, cluster, recipe, errors)
     level = ("fits", "marginal", "does_not_fit").index(verdict.level.value)
     speed = 0.0

@@ -300,8 +300,8 @@ def test_runtime() -> None:
         == 140
     )
     assert mem.cuda_context_bytes(context_bytes=512 * MIB) == 536_870_912
-    # two groups x 16 channels x 4 MiB, sending and receiving
-    assert mem.nccl_buffer_bytes(communicators=2, channels=16, buffer_bytes=4 * MIB) == 256 * MIB
+    # two groups x 16 channels x 8 MiB
+    assert mem.nccl_buffer_bytes(communicators=2, channels=16, channel_bytes=8 * MIB) == 256 * MIB
     assert mem.cublas_workspace_bytes(workspace_bytes=32 * MIB, handles=2) == 64 * MIB
 
 

@@ -177,11 +177,14 @@ def cuda_context_bytes(*, context_bytes: Num) -> Num:
 
 @formula(
     unit="bytes",
-    source="NCCL source: channels x buffer per communicator (4 MiB Simple buffers, send and receive)",
+    source="NCCL issues 964 and 864: memory is linear in channels and communicators; 544 to 688 MB each on A100",
 )
-def nccl_buffer_bytes(*, communicators: Num, channels: Num, buffer_bytes: Num) -> Num:
-    """Communicator buffers, outside the allocator: every parallel dimension larger than one has its own."""
-    return communicators * channels * buffer_bytes * 2
+def nccl_buffer_bytes(*, communicators: Num, channels: Num, channel_bytes: Num) -> Num:
+    """Communicator buffers, outside the allocator: every parallel dimension larger than one has its own.
+
+    channel_bytes: what a channel of one communicator holds, all protocols and peers.
+    """
+    return communicators * channels * channel_bytes
 
 
 @formula(

@@ -44,11 +44,28 @@ EAGER_CUDA_CONTEXT = Line(
     source="transformers performance guide, V100 and PyTorch 1.x: 1,343 MiB for a bare context",
 )
 
-# One communicator per parallel dimension; NCCL allocates send and receive buffers per channel.
-NCCL_CHANNELS = Line(
-    "nccl_channels", 16, "count", Kind.ASSUMED, source="NCCL channel search on NVLink systems: 8 to 32"
-)
-NCCL_BUFFER = Line("nccl_buffer_bytes", 4 * MIB, "bytes", Kind.EXACT, source="NCCL_BUFFSIZE default (4 MiB)")
+# One communicator per parallel dimension. NCCL allocates buffers per channel, for every protocol and peer:
+# on four A100 with NVLink 544 MB for a group of two and 688 for a larger one, 24 channels either way.
+NCCL_CHANNELS = {
+    "nvlink": Line("nccl_channels", 24, "count", Kind.ASSUMED, source="NCCL on NVSwitch systems: 24 to 32"),
+    "pcie": Line("nccl_channels", 4, "count", Kind.ASSUMED, source="NCCL on PCIe systems: 2 to 4"),
+}
+NCCL_CHANNEL_BYTES = {
+    "pair": Line(
+        "nccl_channel_bytes",
+        544 * MIB // 24,
+        "bytes",
+        Kind.MEASURED,
+        source="NCCL issue 964: 544 MB for a group of two A100",
+    ),
+    "group": Line(
+        "nccl_channel_bytes",
+        688 * MIB // 24,
+        "bytes",
+        Kind.MEASURED,
+        source="NCCL issue 964: 688 MB for a group of more than two A100; issue 1685: 10 and 2 MiB buffers",
+    ),
+}
 
 CUBLAS_WORKSPACE = {
     "before_hopper": Line(

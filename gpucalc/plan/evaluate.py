@@ -133,7 +133,13 @@ def evaluate(
     """
     layout, chosen = resolve_layout(run, subject.graph, gpus=cluster.count)
     recipe = resolve_recipe(run, subject.graph)
-    peak = memory_peak(subject.graph, layout, recipe, hopper_or_later=hopper_or_later(cluster))
+    peak = memory_peak(
+        subject.graph,
+        layout,
+        recipe,
+        hopper_or_later=hopper_or_later(cluster),
+        nvlink=cluster.nvlink_domain > 1,
+    )
     known = errors or ErrorTable()
     verdict = judge(peak, cluster, recipe, known)
     _known_well_enough(subject, verdict)

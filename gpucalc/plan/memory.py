@@ -95,13 +95,18 @@ def memory_peak(
     recipe: Recipe,
     *,
     hopper_or_later: bool,
+    nvlink: bool = True,
     only: tuple[int, ...] | None = None,
 ) -> MemoryPeak:
-    """The memory tree of a run and its peak. `only`: stages worth looking at, all by default."""
+    """The memory tree of a run and its peak. `only`: stages worth looking at, all by default.
+
+    nvlink: GPUs reach each other over NVLink, for which NCCL opens many channels; false: over PCIe.
+    """
     parts = stages(graph, pp=layout.pp, vpp=layout.vpp)
     chosen = parts if only is None else tuple(parts[index] for index in only)
     lines = tuple(
-        _Stage(graph, stage, layout, recipe, hopper_or_later=hopper_or_later).line() for stage in chosen
+        _Stage(graph, stage, layout, recipe, hopper_or_later=hopper_or_later, nvlink=nvlink).line()
+        for stage in chosen
     )
     tree = largest("memory", lines)
     worst = max(lines, key=lambda line: line.value)
@@ -112,7 +117,7 @@ def memory_peak(
 def kept_activations(graph: Graph, layout: Layout, recipe: Recipe) -> Line:
     """Bytes the first stage keeps for backward, wherever they are kept."""
     here = replace(recipe, offload=())
-    stage = _Stage(graph, stages(graph, pp=layout.pp, vpp=layout.vpp)[0], layout, here, hopper_or_later=True)
+    stage = _Stage(graph, stages(graph, pp=layout.pp, vpp=layout.vpp)[0], layout, here)
     return stage.activations()[0]
 
 
@@ -128,10 +133,17 @@ class _Stage:
     """Builds the lines of one pipeline stage. Split by what the lines describe, not by phase."""
 
     def __init__(
-        self, graph: Graph, stage: Stage, layout: Layout, recipe: Recipe, *, hopper_or_later: bool
+        self,
+        graph: Graph,
+        stage: Stage,
+        layout: Layout,
+        recipe: Recipe,
+        *,
+        hopper_or_later: bool = True,
+        nvlink: bool = True,
     ) -> None:
         self.graph, self.stage, self.layout, self.recipe = graph, stage, layout, recipe
-        self.hopper_or_later = hopper_or_later
+        self.hopper_or_later, self.nvlink = hopper_or_later, nvlink
         held = stage.params
         self.dense = held.sharded / layout.tp + held.replicated
         self.expert = held.expert / (layout.ep * layout.etp)
@@ -182,7 +194,7 @@ class _Stage:
         allocated = total("allocated", (*parts, workspace), unit="bytes")
         layout = self.layout
         lasting = sum(part.value for part in parts if part.name in _LASTING)
-        communicators = sum(1 for size in (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep) if size > 1)
+        groups = [size for size in (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep) if size > 1]
         outside = (
             compute(
                 "allocator_overhead",
@@ -202,9 +214,11 @@ class _Stage:
             compute(
                 "nccl_buffers",
                 mem.nccl_buffer_bytes,
-                communicators=communicators,
-                channels=allowances.NCCL_CHANNELS,
-                buffer_bytes=allowances.NCCL_BUFFER,
+                communicators=len(groups),
+                channels=allowances.NCCL_CHANNELS["nvlink" if self.nvlink else "pcie"],
+                channel_bytes=allowances.NCCL_CHANNEL_BYTES[
+                    "group" if max(groups, default=2) > 2 else "pair"
+                ],
             ),
         )
         return total(name, (allocated, *outside), unit="bytes")
