@@ -2,8 +2,9 @@
 
 A row is one operation over one group of GPUs, at one or many message sizes. It names its GPU, ranks and
 nodes, the catalogue's server where one is known, and the collective class or network where the run's
-differ from the server's. The estimate takes the path of a plan: cluster, links, formula. What is
-compared is bus bandwidth; a row stated as a time is turned into it, so that latencies count too.
+differ from the server's. The estimate takes the path of a plan: cluster, links, formula; a run that
+forced an algorithm is held against that algorithm. What is compared is bus bandwidth; a row stated as a
+time is turned into it, so that latencies count too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError
 from gpucalc.formulas import comm
 from gpucalc.measured import Row, Skip, is_number
+from gpucalc.plan.algorithms import all_reduce_by_algorithm
 from gpucalc.plan.links import Links
 from gpucalc.spec.figure import Figure, FigureKind
 from gpucalc.spec.fleet import FleetPart
@@ -28,9 +30,8 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "send_re
 LARGE_BYTES = 10**6  # what the summaries split at
 LARGE, SMALL = ">= 1 MB", "< 1 MB"
 # Host time of the measuring program, which no plan pays: training queues collectives ahead of the GPU.
-# 2 us for every further GPU that one process starts (nccl-tests -g 8 as Azure's guide runs it, against
-# one process per GPU); 25 us for a timed torch.distributed call (32 KB sweeps on A100, H200 and B200).
-SETUPS = {"one-process": (0.0, 2e-6), "torch": (25e-6, 0.0)}
+# A timed torch.distributed call takes 25 us beyond nccl-tests (from 32 KB on A100, H200 and B200 alike).
+SETUPS = {"torch": 25e-6}
 # A peak or a latency published without its size: where sweeps commonly end and begin.
 _SWEEP_END_BYTES = 8 * 2**30
 _SWEEP_START_BYTES = 8
@@ -97,7 +98,7 @@ class CollectivePlanner:
     def _one(self, row: Row, cluster: Cluster, reading: _Reading) -> Comparison:
         data = row.data
         op, ranks = str(data["op"]), int(data["ranks"])
-        time_s = estimate_s(cluster, op, reading.bytes, ranks) + setup_s(data.get("setup"), ranks)
+        time_s = self._time_s(cluster, data, reading.bytes) + setup_s(data.get("setup"))
         moved = reading.bytes * bus_factor(op, ranks)
         measured = reading.busbw_gb_s
         if measured is None:
@@ -116,8 +117,17 @@ class CollectivePlanner:
             arch=pool.gpu.arch,
             software=str(data.get("software") or "not stated"),
             meter=reading.meter,
-            notes=reading.notes + _said_of(data.get("setup"), ranks),
+            notes=reading.notes + _said_of(data.get("setup")),
         )
+
+    def _time_s(self, cluster: Cluster, data: Mapping[str, Any], size: int) -> float:
+        op, ranks, algorithm = str(data["op"]), int(data["ranks"]), data.get("algorithm")
+        if algorithm is None:
+            return estimate_s(cluster, op, size, ranks)
+        known = all_reduce_by_algorithm(cluster, size, ranks) if op == "all_reduce" else {}
+        if algorithm not in known:
+            raise InputError("no such algorithm here", given=algorithm, legal=tuple(known))
+        return float(known[algorithm].value)
 
     def _cluster(self, data: Mapping[str, Any]) -> Cluster:
         key = repr([data.get(name) for name in ("gpu", "ranks", "nodes", "system", "intra", "network")])
@@ -160,18 +170,15 @@ def estimate_s(cluster: Cluster, op: str, message_bytes: float, ranks: int) -> f
     return float(links.collective(op, op, message_bytes, ranks=ranks, stride=1).value)
 
 
-def setup_s(setup: str | None, ranks: int) -> float:
+def setup_s(setup: str | None) -> float:
     """Host time the measuring program adds to every call."""
-    if setup is None:
-        return 0.0
-    once, per_gpu = SETUPS[setup]
-    return once + per_gpu * (ranks - 1)
+    return 0.0 if setup is None else SETUPS[setup]
 
 
-def _said_of(setup: str | None, ranks: int) -> tuple[str, ...]:
+def _said_of(setup: str | None) -> tuple[str, ...]:
     if setup is None:
         return ()
-    return (f"measured with {setup}: {setup_s(setup, ranks) * 1e6:g} us of host time are added",)
+    return (f"measured through {setup}: {setup_s(setup) * 1e6:g} us of host time are added",)
 
 
 def bus_factor(op: str, ranks: int) -> float:
@@ -194,8 +201,6 @@ def _unusable(data: Mapping[str, Any]) -> str | None:
         return f"op {data.get('op')!r} is not estimated"
     if data.get("setup") is not None and data["setup"] not in SETUPS:
         return f"setup {data['setup']!r} is not known"
-    if data.get("algorithm") is not None:
-        return f"the algorithm is forced to {data['algorithm']}; plans take the library's own choice"
     return None
 
 

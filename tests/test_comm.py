@@ -85,8 +85,9 @@ def test_dispatch_by_hand() -> None:
 
 
 def test_islands_beyond_a_board_by_hand() -> None:
-    assert f.network_latency_s(alpha_s=50.0, hop_s=2.5, ranks_per_node=8) == 50
-    assert f.network_latency_s(alpha_s=50.0, hop_s=2.5, ranks_per_node=72) == 210
+    hop = {"alpha_s": 50.0, "hop_s": 2.5, "hop_factor": 0.5}
+    assert f.network_latency_s(ranks_per_node=8, **hop) == 50
+    assert f.network_latency_s(ranks_per_node=72, **hop) == 130
     limit = {"bus_bytes_per_s": 900e9, "ring_bytes_per_s": 376e9}
     assert f.ring_bus_bytes_per_s(nodes=2, **limit) == 900e9
     assert f.ring_bus_bytes_per_s(nodes=3, **limit) == 376e9
@@ -144,3 +145,10 @@ def test_columns_equal_scalars(rows: list[tuple[int, int]]) -> None:
     for i, (n, s) in enumerate(rows):
         assert nodes[i] == f.group_nodes(ranks=n, stride=s, domain=8)
         assert inside[i] == f.group_ranks_per_node(ranks=n, stride=s, domain=8)
+
+
+def test_rings_and_trees_by_hand() -> None:
+    # 6 + 1.5 x 30 + 14 x 4
+    ring = f.ring_latency_s(alpha0_s=6.0, link_step_s=1.5, network_step_s=14.0, ranks=32, nodes=4)
+    assert ring == 107
+    assert f.tree_bus_bytes_per_s(ring_bus_bytes_per_s=400e9) == pytest.approx(368e9)

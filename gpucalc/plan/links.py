@@ -161,6 +161,9 @@ class Links:
             comm.network_latency_s,
             alpha_s=terms.alpha,
             hop_s=hop.line("alpha_step"),
+            hop_factor=1.0
+            if op == "all_reduce"
+            else self.cluster.intra.ops[op].alpha_factor.line("alpha_factor"),
             ranks_per_node=per_island,
         )
         if op == "all_reduce" and self.inter.ring_limit is not None:  # not measured for the others

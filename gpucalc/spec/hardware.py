@@ -158,6 +158,7 @@ class CollectiveSpec(Spec):
     bus_bandwidth: dict[int, Figure] = Field(default_factory=dict)  # all-reduce, from this group size up
     # What other operations start from; empty: the same as all-reduce.
     ring_bandwidth: dict[int, Figure] = Field(default_factory=dict)
+    switch_latency: Figure | None = None  # of a reduction in the switch, whatever the group's size
     link_share: Figure | None = None
     node_share: dict[int, Figure] = Field(default_factory=dict)  # by nodes, from this count up
     # Two nodes beat their network's rate by a tree only where each GPU has a card of its own.
