@@ -44,6 +44,7 @@ _OFFLOAD = (
 )
 _SHAPE = ("layers", "hidden", "heads", "ffn", "vocab")
 _NETWORK_TOTALS = ("gflops_forward", "saved_elements", "traffic_elements")
+_ANY_GPU = "h100-sxm-80gb"  # stands for a GPU that is not named, where only tensors are counted
 # Facts about the measurement, not about the run; TrainRun has no place for them.
 _RUN_ONLY = frozenset({"image_size", "dp_note"})
 
@@ -135,6 +136,7 @@ class Ready:
     job: Job
     notes: tuple[str, ...]
     network: Network | None = None
+    memory_only: str | None = None  # why its speed cannot be compared, where its memory can
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +328,7 @@ class _Draft:
         self.owner = owner
         self.notes: list[str] = []
         self.run: dict[str, Any] = {k: v for k, v in row.run.items() if v is not None}
+        self.memory_only: str | None = None
 
     def finish(self) -> Ready:
         """The job; raises _Lacking or InputError."""
@@ -352,7 +355,7 @@ class _Draft:
         )
         words = self.row.get("hardware.inter")
         between = Network.of(words) if isinstance(words, str) else None
-        return Ready(job, tuple(dict.fromkeys(self.notes)), between)
+        return Ready(job, tuple(dict.fromkeys(self.notes)), between, self.memory_only)
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -375,14 +378,25 @@ class _Draft:
     def _gpus(self) -> int:
         gpus = self.row.data.get("gpus")
         if gpus is None:
-            raise _Lacking("gpus not stated")
+            return self._gpus_of_hardware()
         match = re.match(r"^\s*(?:(\d+)x)?(\d+)x\S", str(gpus))
         if match is None:
             raise _Lacking(f"gpus {gpus!r} states no count")
         return int(match[1] or 1) * int(match[2])
 
+    def _gpus_of_hardware(self) -> int:
+        """How many GPUs where no catalogue GPU is named: enough for memory, which depends on the count alone."""
+        count = self.row.get("hardware.gpus") or self.run.get("dp")
+        if not isinstance(count, int):
+            raise _Lacking("gpus not stated")
+        self.memory_only = "gpus not stated"
+        return count
+
     def _fleet(self, count: int) -> dict[str, str]:
         """The GPUs, and the server the source's node count points to when the default one differs."""
+        if self.memory_only is not None:
+            self.note(f"the GPU is not in the catalogue; the tensors of a rank do not depend on it ({_ANY_GPU})")
+            return {"gpus": f"{count}x{_ANY_GPU}"}
         gpus = str(self.row.data["gpus"])
         nodes = self.row.get("hardware.nodes")
         match = re.match(r"^\s*(\d+)x(\D.*)$", gpus)

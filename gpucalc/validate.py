@@ -501,7 +501,7 @@ class Planner:
         graph, pool = subject.graph, cluster.pools[0]
         layout, _ = resolve_layout(run, graph, gpus=cluster.count)
         recipe = resolve_recipe(run, graph)
-        peak = memory_peak(graph, layout, recipe, hopper_or_later=hopper_or_later(cluster))
+        peak = memory_peak(graph, layout, recipe, hopper_or_later=hopper_or_later(cluster), nvlink=cluster.nvlink_domain > 1)
         memory: dict[str, Any] = {
             "allocated_bytes": allocated_peak(peak.tree),
             "reserved_bytes": reserved_peak(peak.tree),
@@ -691,6 +691,15 @@ def compare(
             for quantity in asked:
                 skip(quantity, ready.reason)
             continue
+        if ready.memory_only is not None:
+            if isinstance(speed, Reading):
+                skip("throughput", ready.memory_only)
+                speed = None
+            verdict = False
+            if meter is None or meter.kind == "device":
+                if meter is not None:
+                    skip("peak_memory", ready.memory_only)
+                continue
         try:
             estimate = estimator(ready, isinstance(speed, Reading))
         except GpucalcError as error:

@@ -307,7 +307,7 @@ def test_fields_as_sources_write_them(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"gpus": None}, "gpus"),
+        ({"gpus": None, "hardware.gpus": None, "run.dp": None}, "gpus"),
         ({"model": None}, "model"),
         ({"model": "no-such-model"}, "no-such-model"),
         ({"model": {"name": "nobody-knows-1t", "params": 1e12}}, "model.layers"),
@@ -325,6 +325,12 @@ def test_a_lacking_row_is_skipped_by_the_field_it_lacks(
     found = normaliser.job_of(row(**changes))
     assert isinstance(found, Skip)
     assert named in found.reason
+
+
+def test_without_a_named_gpu_only_memory_is_compared(normaliser: Normaliser) -> None:
+    found = normaliser.job_of(row(gpus=None))
+    assert isinstance(found, Ready)
+    assert found.memory_only == "gpus not stated"
 
 
 def test_a_factor_that_does_not_multiply_out_is_said(normaliser: Normaliser) -> None:
