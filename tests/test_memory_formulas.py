@@ -106,7 +106,8 @@ def test_feed_forward() -> None:
     # gate, activated gate, up, product
     assert act.gated_mlp_saved_bytes(ffn=10, activation_bytes=2) == 20 + 20 + 20 + 20
     # gate, up, product
-    assert act.fused_gated_mlp_saved_bytes(ffn=10, activation_bytes=2) == 20 + 20 + 20
+    assert act.fused_gated_mlp_saved_bytes(ffn=10, activation_bytes=2, input_bytes=2) == 20 + 20 + 20
+    assert act.fused_gated_mlp_saved_bytes(ffn=10, activation_bytes=2, input_bytes=1) == 20 + 20 + 10
     # GELU: before and after
     assert act.plain_mlp_saved_bytes(ffn=10, activation_bytes=2, tensors=2) == 20 + 20
 

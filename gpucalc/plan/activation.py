@@ -149,8 +149,7 @@ def _inputs(
     if readers == 0:
         return []
     copies = readers if recipe.autocast else distinct
-    low = recipe.kernels == "fused" and recipe.math in ("fp8", "fp4")
-    size = 1 if low else recipe.activation_bytes
+    size = _stored_input_bytes(recipe)
     return [compute(name, act.linear_input_saved_bytes, width=width, element_bytes=size, copies=copies)]
 
 
@@ -331,11 +330,23 @@ def _expert_tensors(ffn: Moe, recipe: Recipe) -> int:
     return PLAIN_MLP_TENSORS.get(ffn.activation, 2) if recipe.kernels == "eager" else 2
 
 
+def _stored_input_bytes(recipe: Recipe) -> int:
+    """Element size of what a matrix keeps of its input: TransformerEngine keeps its 8-bit copy."""
+    low = recipe.kernels == "fused" and recipe.math in ("fp8", "fp4")
+    return 1 if low else recipe.activation_bytes
+
+
 def _mlp_line(name: str, ffn: int, gated: bool, activation: str, recipe: Recipe, frozen: bool) -> Line:
     size = recipe.activation_bytes
     if gated:
         if recipe.kernels != "eager" or frozen:
-            return compute(name, act.fused_gated_mlp_saved_bytes, ffn=ffn, activation_bytes=size)
+            return compute(
+                name,
+                act.fused_gated_mlp_saved_bytes,
+                ffn=ffn,
+                activation_bytes=size,
+                input_bytes=_stored_input_bytes(recipe),
+            )
         return compute(name, act.gated_mlp_saved_bytes, ffn=ffn, activation_bytes=size)
     tensors = PLAIN_MLP_TENSORS.get(activation, 2)
     if recipe.kernels != "eager":

@@ -10,14 +10,21 @@ from gpucalc.units import MIB
 
 # What the caching allocator reserves beyond what tensors use, for tensors that stay and for those that come
 # and go. Two constants fitted on published peaks where reserved or device memory was read: six sources
-# (SimuMax, torchtitan, torchao, transformers' guide, Qwen, BLOOM logs) with equal weight. SimuMax's nine pairs
-# of allocated and reserved alone give 0.047 and 0.14.
+# (SimuMax, torchtitan, torchao, transformers' guide, Qwen, BLOOM logs) with equal weight. SimuMax's nine
+# pairs of allocated and reserved alone give 0.047 and 0.14, which Megatron runs take for what passes.
 LASTING_OVERHEAD = Line(
     "lasting_fraction",
     0.04,
     "fraction",
     Kind.MODELLED,
     source="fitted with passing_fraction on published reserved and device peaks of six sources",
+)
+REGULAR_PASSING_OVERHEAD = Line(
+    "passing_fraction",
+    0.14,
+    "fraction",
+    Kind.MODELLED,
+    source="Megatron's equal micro-batches: SimuMax's nine pairs of allocated and reserved memory on B200",
 )
 PASSING_OVERHEAD = Line(
     "passing_fraction",

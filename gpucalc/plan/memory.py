@@ -202,7 +202,9 @@ class _Stage:
                 lasting_bytes=lasting,
                 passing_bytes=allocated.value - lasting,
                 lasting_fraction=allowances.LASTING_OVERHEAD,
-                passing_fraction=allowances.PASSING_OVERHEAD,
+                passing_fraction=allowances.REGULAR_PASSING_OVERHEAD
+                if self.recipe.framework == "megatron"
+                else allowances.PASSING_OVERHEAD,
             ),
             compute(
                 "cuda_context",
@@ -436,29 +438,35 @@ class _Stage:
         )
 
     def load_extra(self) -> tuple[Line, ...]:
-        """Beside the weights while DeepSpeed builds its state: the largest of three moments.
+        """Beside the weights while DeepSpeed builds its state: the larger of two moments.
 
-        The weights as read, before they are cast; the flat copy; the clone of the partition that becomes
-        the master weights.
+        The weights as read, while they are cast; the clone of the partition that becomes the master
+        weights. (Flattening takes a copy too, but moves to the host where the GPU has no room.)
         """
         recipe, layout = self.recipe, self.layout
         if recipe.framework != "deepspeed" or layout.zero_stage >= 3 or recipe.adapters is not None:
             return ()
-        size = {"element_bytes": recipe.parameter_bytes}
-        moments = [self._whole("flat_copy", mem.deepspeed_flat_copy_bytes, **size)]
+        moments = []
         if recipe.loaded_bytes != recipe.parameter_bytes:
             moments.append(
-                self._whole("loaded_weights", mem.loaded_weight_bytes, loaded_bytes=recipe.loaded_bytes)
+                compute(
+                    "loaded_weights",
+                    mem.loaded_weight_bytes,
+                    kind=Kind.ASSUMED if recipe.load_assumed else None,
+                    params=sum(self.trained()),
+                    loaded_bytes=recipe.loaded_bytes,
+                )
             )
         if "optimizer" not in recipe.offload and recipe.parameter_bytes == 2:
             moments.append(
-                self._split("master_partition", mem.deepspeed_partition_bytes, held=self.trained(), **size)
+                self._split(
+                    "master_partition",
+                    mem.deepspeed_partition_bytes,
+                    held=self.trained(),
+                    element_bytes=recipe.parameter_bytes,
+                )
             )
-        return (max(moments, key=lambda line: line.value),)
-
-    def _whole(self, name: str, function: Callable[..., Any], **inputs: Any) -> Line:
-        """A line over every trained parameter of the rank, not divided over ranks."""
-        return compute(name, function, params=sum(self.trained()), **inputs)
+        return (max(moments, key=lambda line: line.value),) if moments else ()
 
     # --- framework buffers -----------------------------------------------------------------------------
 
