@@ -11,7 +11,7 @@ from typing import Any
 
 from gpucalc.errors import GpucalcError
 from gpucalc.plan.answer import Action, Level, Plan
-from gpucalc.plan.evaluate import ErrorTable, Subject
+from gpucalc.plan.evaluate import HOST, ErrorTable, Subject
 from gpucalc.plan.resolve import settle
 from gpucalc.search import plan_best
 from gpucalc.spec.hardware import Cluster
@@ -117,7 +117,9 @@ def smallest_fleet(
                 found = plan_best(subject, open_run, other, name=plan.name, fleet=fleet, errors=errors)
             except GpucalcError:
                 continue
-            if found.verdict.level is Level.FITS:
+            verdict = found.verdict
+            # A host nobody described makes a plan marginal; the question here is of cards.
+            if verdict.level is Level.FITS or (verdict.level is Level.MARGINAL and verdict.binds == HOST):
                 title = f"{count} x {other.pools[0].gpu.name}, {open_run.framework}"
                 return _action(title, {"gpus": fleet, **_layout_changes(found, run)}, found)
     return None

@@ -19,6 +19,7 @@ from gpucalc.plan.layout import Layout
 from gpucalc.plan.memory import memory_peak
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe
 from gpucalc.plan.rules import divisors
+from gpucalc.plan.stages import split_layers
 from gpucalc.plan.time import step_time
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import TrainRun
@@ -102,7 +103,7 @@ def _weigh(
     subject: Subject, run: TrainRun, layout: Layout, cluster: Cluster, errors: ErrorTable
 ) -> Candidate:
     recipe = resolve_recipe(run, subject.graph)
-    ends = tuple(sorted({0, min(1, layout.pp - 1), layout.pp - 1}))
+    ends = _telling_stages(subject, layout)
     peak = memory_peak(
         subject.graph,
         layout,
@@ -117,6 +118,19 @@ def _weigh(
     if level < 2:
         speed = layout.global_batch / step_time(subject.graph, layout, recipe, cluster).value
     return Candidate(run, layout, level, float(verdict.needed.value), speed)
+
+
+def _telling_stages(subject: Subject, layout: Layout) -> tuple[int, ...]:
+    """Stages one of which has the peak: the first two, the last, and the first of the deepest.
+
+    In-flight micro-batches fall with the stage's number, so a later stage needs more only by its depth
+    or by what the last one holds.
+    """
+    if layout.pp == 1 or not subject.graph.stacks:
+        return (0,)
+    sizes = split_layers(len(subject.graph.trunk.layers), layout.pp * layout.vpp)
+    depths = [sum(sizes[rank :: layout.pp]) for rank in range(layout.pp)]
+    return tuple(sorted({0, 1, layout.pp - 1, depths.index(max(depths))}))
 
 
 def candidates(subject: Subject, run: TrainRun, cluster: Cluster) -> Iterator[TrainRun]:
