@@ -241,6 +241,7 @@ FAMILIES: dict[str, Family] = {
     "cohere": Family(norm="layernorm_cohere", norms_per_block=1, parallel_block=True, tied_embeddings=True),
     # The llama shape and its variations.
     "llama": _LLAMA,
+    "llava": Family(vision="clip"),
     "mistral": _LLAMA,
     "granite": _LLAMA,
     "smollm3": Family(tied_embeddings=True),
@@ -283,6 +284,8 @@ FAMILIES: dict[str, Family] = {
     "mixtral": _MOE,
     "qwen2_moe": Family(qkv_bias=True, shared_expert_gate=True),
     "qwen3_moe": Family(qk_norm="head"),
+    "qwen3_vl": Family(qk_norm="head", vision="qwen3_vl"),
+    "qwen3_vl_moe": Family(qk_norm="head", vision="qwen3_vl"),
     "olmoe": Family(qk_norm="width"),
     "dbrx": Family(norm="layernorm_nobias", qkv="fused"),
     "gpt_oss": Family(

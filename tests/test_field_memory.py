@@ -37,7 +37,6 @@ def keys(answer: Plan) -> set[str]:
 
 def test_loading_formulas_by_hand() -> None:
     assert mem.loaded_weight_bytes(params=1000, loaded_bytes=4) == 4000
-    assert mem.deepspeed_flat_copy_bytes(params=1000, element_bytes=2) == 2000
     # a quarter of the weights: cloned in 16 bit and turned into fp32
     assert mem.deepspeed_partition_bytes(params=1000, element_bytes=2, shard=4, zero_stage=2) == 250 * 6
     assert mem.deepspeed_partition_bytes(params=1000, element_bytes=2, shard=4, zero_stage=0) == 6000
@@ -49,9 +48,17 @@ def test_weights_are_read_in_fp32_beside_their_16_bit_copy() -> None:
     assert held["weights"] == 2 * N
     assert held["loaded_weights"] == 4 * N
     assert "run.loaded_as" in keys(answer)
-    assert load(plan(loaded_as="16-bit"))["flat_copy"] == 2 * N  # then the flat copy is the widest moment
+    assert load(plan(loaded_as="16-bit"))["master_partition"] == 6 * N / 8
     assert load(plan(gpus="1xH200"))["master_partition"] == 6 * N  # and on one GPU the whole fp32 copy
     assert "loaded_weights" not in load(plan(zero_stage=3))
+
+
+def test_only_a_stated_load_refuses_a_plan() -> None:
+    assert plan(gpus="8xA100-SXM-40GB").verdict.level is Level.MARGINAL
+    v100 = {"gpus": "8xV100-SXM2-32GB", "precision": "fp16"}
+    assert plan(**v100).verdict.level is Level.MARGINAL
+    assert plan(**v100, loaded_as="fp32").verdict.phase == "load"
+    assert plan(**v100, loaded_as="16-bit").verdict.phase != "load"
 
 
 def test_a_quantised_base_is_whole_on_every_gpu_under_deepspeed() -> None:

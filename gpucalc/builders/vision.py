@@ -188,12 +188,44 @@ def tower(d: Draft, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vecto
 
     t = d.spec.vision_tower
     assert t is not None
-    draw = {"gemma3": _gemma3, "gemma4": _gemma4, "llama4": _llama4, "qwen3_5": _qwen}.get(d.traits.vision)
+    draw = {
+        "clip": _clip,
+        "gemma3": _gemma3,
+        "gemma4": _gemma4,
+        "llama4": _llama4,
+        "qwen3_5": _qwen,
+        "qwen3_vl": _qwen3_vl,
+    }.get(d.traits.vision)
     if draw is None:
         raise UnsupportedModel(
             f"{d.spec.label}: no vision tower is drawn for {d.key}", key="model.vision_tower"
         )
     return draw(Draft(spec=d.spec, key=d.key, traits=_PLAIN, notes=d.notes), t, hidden)
+
+
+def _clip(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
+    """CLIP's image tower as LLaVA takes it, with a projector of two matrices."""
+    tokens = _patches(d, t) + 1
+    stack = Stack(
+        name="vision",
+        role="vision",
+        hidden=t.hidden,
+        blocks=(_block(d, t),),
+        layers=(0,) * t.layers,
+        tokens=tokens,
+        inputs=(_patch_map(t, bias=False),),
+        vectors=(
+            Vector("class_token", t.hidden),
+            Vector("positions", tokens * t.hidden),
+            Vector("embedding_norm", norm("embedding", "layernorm", t.hidden).params),
+        ),
+        final_norm=norm("final", "layernorm", t.hidden),
+    )
+    projector = (
+        Linear("vision_projector_1", t.hidden, hidden, True, Shard.REPLICATED),
+        Linear("vision_projector_2", hidden, hidden, True, Shard.REPLICATED),
+    )
+    return stack, projector, ()
 
 
 def _gemma3(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
@@ -290,3 +322,19 @@ def _qwen(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...
         Linear("vision_merger_2", merged, t.projection or hidden, True, Shard.REPLICATED),
     )
     return stack, projector, (Vector("vision_merger_norm", 2 * t.hidden),)
+
+
+DEEPSTACK_MERGERS = 3  # tower layers whose output is merged into early decoder layers as well
+
+
+def _qwen3_vl(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
+    """Qwen's tower, with mergers of its own for the layers that feed early decoder layers."""
+    stack, projector, _ = _qwen(d, t, hidden)
+    merged = 4 * t.hidden
+    deep = tuple(
+        Linear(f"{part.name}_{index}", part.inputs, part.outputs, part.bias, part.shard)
+        for index in range(DEEPSTACK_MERGERS)
+        for part in projector
+    )
+    norms = 2 * t.hidden + DEEPSTACK_MERGERS * 2 * merged
+    return stack, (*projector, *deep), (Vector("vision_merger_norms", norms),)

@@ -32,14 +32,6 @@ def loaded_weight_bytes(*, params: Num, loaded_bytes: Num) -> Num:
 
 
 @formula(
-    unit="bytes", source="DeepSpeed@edaa7221 stage_1_and_2.py: 16-bit weights flattened on the accelerator"
-)
-def deepspeed_flat_copy_bytes(*, params: Num, element_bytes: Num) -> Num:
-    """The contiguous buffer of 16-bit weights, made while the tensors it is made from are still there."""
-    return params * element_bytes
-
-
-@formula(
     unit="bytes",
     source="DeepSpeed@edaa7221 stage_1_and_2.py: detach().clone().to(fp32) of the partition; LlamaFactory"
     " issue 260 failed on exactly 4 bytes a parameter with 4 in use",
@@ -177,7 +169,7 @@ def cuda_context_bytes(*, context_bytes: Num) -> Num:
 
 @formula(
     unit="bytes",
-    source="NCCL issues 964 and 864: memory is linear in channels and communicators; 544 to 688 MB each on A100",
+    source="NCCL issues 964 and 864: linear in channels and communicators; 544 to 688 MB each on A100",
 )
 def nccl_buffer_bytes(*, communicators: Num, channels: Num, channel_bytes: Num) -> Num:
     """Communicator buffers, outside the allocator: every parallel dimension larger than one has its own.

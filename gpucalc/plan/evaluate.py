@@ -204,11 +204,20 @@ def _known_well_enough(subject: Subject, verdict: Verdict) -> None:
 
 
 def judge(peak: MemoryPeak, cluster: Cluster, recipe: Recipe, errors: ErrorTable) -> Verdict:
-    """Whether the peak fits the smallest card, beyond the expected error or within it."""
+    """Whether the peak fits the smallest card, beyond the expected error or within it.
+
+    A peak that rests on how weights are assumed to be loaded makes a plan marginal at most.
+    """
     capacity = min((pool.gpu.usable_memory() for pool in cluster.pools), key=lambda line: line.value)
     needed = peak.needed
     error, basis = errors.memory_error(recipe.framework)
     level = level_of(needed.value, capacity.value, error)
+    if level is Level.DOES_NOT_FIT and peak.phase == "load" and recipe.load_assumed:
+        running = max(
+            phase.value for stage in peak.tree.children for phase in stage.children if phase.name != "load"
+        )
+        if level_of(running, capacity.value, error) is not Level.DOES_NOT_FIT:
+            level = Level.MARGINAL
     parts = needed.child("allocated").children
     return Verdict(
         level=level,

@@ -13,7 +13,7 @@ from gpucalc.plan.answer import Assumption
 from gpucalc.plan.layout import Adapters, Layout, Recipe
 from gpucalc.plan.rules import Degrees, broken_rules
 from gpucalc.plan.stages import block_linears
-from gpucalc.spec.job import THIS_YEAR, TrainRun, with_defaults
+from gpucalc.spec.job import THIS_YEAR, TrainRun, default_loaded_as, with_defaults
 
 # Families whose published training code has dropout on (0.1) unless told otherwise.
 DROPOUT_FAMILIES = frozenset(
@@ -238,7 +238,8 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         gathered_tp_inputs=framework == "torchtitan",
         year=year,
         offload=offload,
-        loaded_bytes=4 if run.loaded_as == "fp32" else sizes.compute,
+        loaded_bytes=4 if (run.loaded_as or default_loaded_as(run)) == "fp32" else sizes.compute,
+        load_assumed=run.loaded_as is None,
         host_load=run.host_load or "none",
         frozen=run.frozen,
         reference_model=run.reference_model,

@@ -596,7 +596,7 @@ def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
         choose("quantization", "nf4", "the QLoRA paper's format")
     if run.method == "qlora" or run.quantization is not None:
         _quantised_base(run, stage, chosen, choose)
-    _loading(run, stage, year, chosen, choose)
+    _loading(run, stage, year, chosen, choose, listed)
     return run.model_copy(update=chosen), tuple(listed)
 
 
@@ -620,16 +620,29 @@ def _quantised_base(run: TrainRun, stage: Any, chosen: dict[str, Any], choose: _
             chosen["upcast_frozen"] = False
 
 
-def _loading(run: TrainRun, stage: Any, year: int, chosen: dict[str, Any], choose: _Choose) -> None:
+def default_loaded_as(run: TrainRun, stage: Any = None) -> str:
+    """The element type weights are read in where the run does not say."""
+    stage = run.zero_stage if stage is None else stage
+    if run.method != "full" or run.precision.endswith("-pure") or run.framework == "megatron":
+        return "16-bit"
+    if run.framework == "deepspeed":  # partitioned as they are made, or split by Megatron
+        return "16-bit" if stage == 3 or run.tp != 1 or run.pp != 1 else "fp32"
+    return "fp32"
+
+
+def _loading(
+    run: TrainRun,
+    stage: Any,
+    year: int,
+    chosen: dict[str, Any],
+    choose: _Choose,
+    listed: list[Default],
+) -> None:
     """In which type weights are read, and how many copies of them a host holds meanwhile."""
-    adapted = run.method != "full"
-    if run.loaded_as is None:
-        if adapted or run.precision.endswith("-pure") or run.framework == "megatron":
-            chosen["loaded_as"] = "16-bit"
-        elif run.framework == "deepspeed" and stage != 3 and run.tp == run.pp == 1:
-            choose("loaded_as", "fp32", "trainers upcast what is trained before DeepSpeed casts it again")
-        else:
-            chosen["loaded_as"] = "16-bit" if run.framework == "deepspeed" else "fp32"
+    if run.loaded_as is None and run.framework == "deepspeed" and default_loaded_as(run, stage) == "fp32":
+        # Listed, not filled in: a plan that only this makes too large is marginal.
+        why = "trainers upcast what is trained before DeepSpeed casts it again"
+        listed.append(Default("run.loaded_as", "fp32", why))
     if run.host_load is None:
         if run.framework in ("megatron", "torchtitan"):
             chosen["host_load"] = "none"
