@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from gpucalc.errors import GpucalcError
-from gpucalc.plan.answer import Action, Level, Plan
-from gpucalc.plan.evaluate import HOST, ErrorTable, Subject
+from gpucalc.plan.answer import HOST, Action, Level, Plan
+from gpucalc.plan.evaluate import ErrorTable, Subject
 from gpucalc.plan.resolve import settle
 from gpucalc.search import plan_best
 from gpucalc.spec.hardware import Cluster

@@ -102,7 +102,8 @@ def test_deepseek_v4_flash_on_eight_24_gb_cards_is_refused_with_what_would_hold_
     named = fleets(answer)
     assert len(named) == 3
     assert next(iter(named)) == "GeForce RTX 4090"
-    assert all(action.level is Level.FITS for action in named.values())
+    # The cards hold it; the host of a workstation card is nobody's word, which makes it marginal.
+    assert all(action.level is not Level.DOES_NOT_FIT for action in named.values())
     counts = [int(str(action.changes["gpus"]).split("x")[0]) for action in named.values()]
     assert counts == sorted(counts, reverse=True)  # larger cards, fewer of them
     assert counts[0] > 8
