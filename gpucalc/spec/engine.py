@@ -1,0 +1,122 @@
+"""A serving engine: what it defaults to, what it keeps for itself, and how it divides a card, by version.
+
+An engine file holds eras, oldest first. An era's figures hold from its version on, until a later era
+says otherwise; `at` merges them for one version.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from gpucalc.line import Line
+from gpucalc.spec.base import Spec
+from gpucalc.spec.figure import Figure
+
+
+class EngineEra(Spec):
+    """What an engine does from one version on. Every figure may be missing: the engine has no such thing.
+
+    Dictionaries are keyed by the tensor-parallel ranks a figure was seen at; `of_ranks` takes the largest
+    listed size not above the one asked for.
+    """
+
+    since: str
+    # Defaults.
+    block_size: Figure | None = None  # tokens per cache block
+    max_num_seqs: Figure | None = None
+    max_num_batched_tokens: Figure | None = None
+    max_num_seqs_large: Figure | None = None  # on cards of 70 GiB or more, A100 aside
+    max_num_batched_tokens_large: Figure | None = None
+    memory_fraction: Figure | None = None  # gpu_memory_utilization, free_gpu_memory_fraction
+    static_fraction: dict[int, Figure] | None = None  # mem_fraction_static
+    # The profiled peak of activations: the larger of two regimes.
+    sampler_bytes_per_logit: Figure | None = None
+    sampler_stream_copies: Figure | None = None  # copies of the residual stream alive while sampling
+    forward_stream_copies: Figure | None = None  # the same inside the widest layer
+    moe_workspaces: Figure | None = None  # of tokens x top_k, kept by the fused expert kernels
+    profiles_longest_prompt: Figure | None = None  # 1: prefills a whole max_model_len below the limit
+    longest_profiled_prompt: Figure | None = None
+    encoder_cache_copies: Figure | None = None  # of image embeddings, per batched token
+    # Outside the tensors.
+    non_torch: dict[int, Figure] | None = None
+    non_torch_pcie: dict[int, Figure] | None = None  # where no NVLink joins the ranks
+    pre_existing: dict[int, Figure] | None = None  # in use before the engine looks
+    graph_base: Figure | None = None
+    graph_per_layer: Figure | None = None
+    graph_moe: Figure | None = None
+    graphs_subtracted: Figure | None = None  # 1: an estimate of the graphs is taken off the cache
+    warmup_bytes_per_logit: Figure | None = None  # the sampler's dry run after the cache is allocated
+    # Weights.
+    mxfp4_hidden_multiple: Figure | None = None  # experts are padded to these
+    mxfp4_intermediate_multiple: Figure | None = None
+    # The cache.
+    prints_requests: Figure | None = None  # 1: printed tokens are max_concurrency x max_model_len
+    state_to_cache: Figure | None = None  # bytes of recurrent state per byte of cache
+    sliding_to_full: Figure | None = None  # tokens of sliding-window cache per token of full cache
+    # Engines that allocate for the run at hand.
+    micro_batch_tokens: Figure | None = None  # llama.cpp's ubatch
+    logit_copies: Figure | None = None  # fp32 logits of a micro-batch
+    prefill_ffn_copies: Figure | None = None  # of the feed-forward width, alive in an unchunked prefill
+    prefill_stream_copies: Figure | None = None
+
+    def line(self, name: str) -> Line:
+        """A figure as a leaf of an answer. Raises KeyError where the engine has none."""
+        figure = getattr(self, name)
+        if not isinstance(figure, Figure):
+            raise KeyError(name)
+        return figure.line(name)
+
+    def number(self, name: str, otherwise: float) -> float:
+        """A figure's value, or what its absence means."""
+        figure = getattr(self, name)
+        return figure.si if isinstance(figure, Figure) else otherwise
+
+    def of_ranks(self, name: str, ranks: int) -> Line | None:
+        """The figure for that many tensor-parallel ranks, None where the engine has none."""
+        table: dict[int, Figure] | None = getattr(self, name)
+        if not table:
+            return None
+        below = [size for size in table if size <= ranks]
+        return table[max(below) if below else min(table)].line(name)
+
+
+class EngineSpec(Spec):
+    """One engine as the catalogue describes it."""
+
+    id: str
+    name: str
+    aliases: tuple[str, ...] = ()
+    default_version: str
+    eras: tuple[EngineEra, ...] = Field(min_length=1)
+    notes: tuple[str, ...] = ()
+
+    @field_validator("eras")
+    @classmethod
+    def _in_order(cls, eras: tuple[EngineEra, ...]) -> tuple[EngineEra, ...]:
+        since = [version_key(era.since) or () for era in eras]
+        if since != sorted(since):
+            raise ValueError("eras must be listed from the oldest version to the newest")
+        return eras
+
+    def at(self, version: str) -> EngineEra:
+        """Everything known of that version: later eras win over earlier ones, figure by figure.
+
+        A version that does not read as numbers is taken as the newest.
+        """
+        wanted = version_key(version)
+        merged: dict[str, Any] = {}
+        for era in self.eras:
+            if wanted is None or (version_key(era.since) or ()) <= wanted:
+                merged |= {name: getattr(era, name) for name in era.model_fields_set}
+        if not merged:
+            merged = {name: getattr(self.eras[0], name) for name in self.eras[0].model_fields_set}
+        return EngineEra.model_construct(**merged)
+
+
+def version_key(version: str) -> tuple[int, ...] | None:
+    """The numbers of a version for comparing, None where it has none: `0.10.1`, `v0.6.3`, `b4500`."""
+    match = re.fullmatch(r"[vb]?(\d+(?:\.\d+)*).*", version.strip())
+    return tuple(int(part) for part in match[1].split(".")) if match else None
