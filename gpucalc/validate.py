@@ -517,7 +517,7 @@ class Planner:
             raise InputError(
                 f"{pool.gpu.name} has no {recipe.math} rate", key="run.precision", given=run.precision
             )
-        step = step_time(graph, layout, recipe, cluster)
+        step = step_time(graph, layout, recipe, cluster, simulated=True)
         linear, attention = (float(part) for part in sample_flops(graph, recipe))
         mixer = graph.trunk.blocks[0].mixer if graph.stacks else None
         whole = (

@@ -155,7 +155,7 @@ def evaluate(
     time = rates = cost = None
     binds = "host memory" if verdict.host_decides else "memory capacity"
     if always_time or verdict.level is not Level.DOES_NOT_FIT:
-        time = step_time(subject.graph, layout, recipe, cluster)
+        time = step_time(subject.graph, layout, recipe, cluster, simulated=True)
         rates = throughput(subject.graph, layout, recipe, cluster, time)
         cost = cost_line(run, cluster, layout, time, rates)
         binds = binding(time)

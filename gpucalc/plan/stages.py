@@ -105,6 +105,20 @@ def split_layers(layers: int, chunks: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def chunk_layers(graph: Graph, *, pp: int, vpp: int) -> tuple[dict[int, int], ...]:
+    """How many layers of each kind of the trunk the chunks hold, first to last."""
+    kinds = graph.trunk.layers
+    held: list[dict[int, int]] = []
+    start = 0
+    for size in split_layers(len(kinds), pp * vpp):
+        counts: dict[int, int] = {}
+        for index in kinds[start : start + size]:
+            counts[index] = counts.get(index, 0) + 1
+        held.append(counts)
+        start += size
+    return tuple(held)
+
+
 def stages(graph: Graph, *, pp: int, vpp: int) -> tuple[Stage, ...]:
     """The stages of a pipeline. Chunk c runs on rank c mod pp; stacks beside the trunk sit on the first."""
     if not graph.stacks:
@@ -112,15 +126,12 @@ def stages(graph: Graph, *, pp: int, vpp: int) -> tuple[Stage, ...]:
         held = Params(sharded=network.params, linear=network.params) if network else Params()
         return (Stage(0, (), Params(), Params(), held, True, True),)
     trunk = graph.trunk
-    sizes = split_layers(len(trunk.layers), pp * vpp)
     kinds = {id(block): block_params(block) for stack in graph.stacks for block in stack.blocks}
     counts: list[dict[int, int]] = [{} for _ in range(pp)]
-    start = 0
-    for chunk, size in enumerate(sizes):
+    for chunk, layers_of in enumerate(chunk_layers(graph, pp=pp, vpp=vpp)):
         in_rank = counts[chunk % pp]
-        for index in trunk.layers[start : start + size]:
-            in_rank[index] = in_rank.get(index, 0) + 1
-        start += size
+        for index, layers in layers_of.items():
+            in_rank[index] = in_rank.get(index, 0) + layers
     return tuple(_stage(graph, trunk, kinds, counts[rank], rank=rank, pp=pp) for rank in range(pp))
 
 

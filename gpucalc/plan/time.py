@@ -17,7 +17,8 @@ from gpucalc.line import Kind, Line, compute, total, worst_kind
 from gpucalc.num import Num, maximum, where
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links, is_scalar
-from gpucalc.plan.stages import Params, Stage, stages
+from gpucalc.plan.pipeline_sim import simulate
+from gpucalc.plan.stages import LayerRun, Params, Stage, chunk_layers, stages
 from gpucalc.plan.work import (
     SCAN_CHUNK,
     WHOLE_RECOMPUTE,
@@ -142,12 +143,19 @@ def _value(lines: list[Line]) -> Num:
     return result
 
 
-def step_time(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster) -> Line:
+def step_time(
+    graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, *, simulated: bool = False
+) -> Line:
     """Seconds of one optimizer step; the children add up to it.
 
+    `simulated` runs the pipeline's schedule over its stages as they are; otherwise the bubble is the
+    closed form, which takes all stages for the slowest one (what a search and columns use).
     With several GPU kinds every micro-batch waits for the slowest, so the slowest pool gives the time.
     """
-    steps = [_pool_step(graph, layout, recipe, cluster, index) for index in range(len(cluster.pools))]
+    steps = [
+        _pool_step(graph, layout, recipe, cluster, index, simulated=simulated)
+        for index in range(len(cluster.pools))
+    ]
     slowest: Line = _slowest(steps, [step.value for step in steps])
     if len(steps) == 1:
         return slowest
@@ -172,16 +180,23 @@ def _slowest(items: list[Any], values: list[Num]) -> Any:
     return items[max(range(len(items)), key=weights.__getitem__)]
 
 
-def _pool_step(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, pool: int) -> Line:
+def _pool_step(
+    graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, pool: int, *, simulated: bool
+) -> Line:
     device = Device.of(cluster.pools[pool].gpu, cluster.pools[pool].kernels, recipe)
     links = Links(cluster)
+    held: tuple[Stage, ...] = ()
+    layers: dict[int, _LayerTime] = {}
+    by_stage: dict[Any, _StageTime] = {}
     if graph.network is not None and not graph.stacks:
         times = [_network_time(graph, layout, recipe, device)]
     else:
-        times = [
-            _stage_time(graph, stage, layout, recipe, device, links)
-            for stage in _distinct(stages(graph, pp=layout.pp, vpp=layout.vpp))
-        ]
+        held = stages(graph, pp=layout.pp, vpp=layout.vpp)
+        for stage in held:
+            key = _composition(stage)
+            if key not in by_stage:
+                by_stage[key] = _stage_time(graph, stage, layout, recipe, device, links, layers)
+        times = list(by_stage.values())
     worst: _StageTime = _slowest(times, [time.micro_batch_s for time in times])
     count = layout.micro_batches
     parts = [
@@ -193,8 +208,13 @@ def _pool_step(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, p
     micro_batch: Num = times[0].micro_batch_s
     for time in times[1:]:
         micro_batch = maximum(micro_batch, time.micro_batch_s)
-    if layout.pp > 1:
-        parts.extend(_pipeline(graph, layout, recipe, links, micro_batch))
+    if not is_scalar(layout.pp) or layout.pp > 1:
+        ideal = Line("micro_batch", micro_batch, "s", Kind.MODELLED, source=_ABOVE)
+        bubble = _bubble(layout, ideal)
+        if simulated:
+            by_rank = [by_stage[_composition(stage)] for stage in held]
+            bubble = _simulated_bubble(graph, by_rank, layers, layout, recipe, bubble)
+        parts += [bubble, _messages(graph, layout, recipe, links)]
     parts.extend(_data_parallel(worst, layout, recipe, links))
     parts.extend(_offload(graph, worst, layout, recipe, device))
     parts.append(_optimizer(worst.stage, layout, recipe, device, cluster.gpus_per_node))
@@ -218,13 +238,9 @@ def _with_children(line: Line) -> Line:
     )
 
 
-def _distinct(all_stages: tuple[Stage, ...]) -> list[Stage]:
-    """One stage of every different composition."""
-    seen: dict[Any, Stage] = {}
-    for stage in all_stages:
-        key = (tuple((id(run.block), run.count) for run in stage.layers), stage.first, stage.last)
-        seen.setdefault(key, stage)
-    return list(seen.values())
+def _composition(stage: Stage) -> Any:
+    """What two stages of the same time have in common."""
+    return tuple((id(run.block), run.count) for run in stage.layers), stage.first, stage.last
 
 
 def _shape(graph: Graph, stack: Stack, layout: Layout, recipe: Recipe) -> Shape:
@@ -242,18 +258,61 @@ def _shape(graph: Graph, stack: Stack, layout: Layout, recipe: Recipe) -> Shape:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _LayerTime:
+    """One layer of a kind: its work, and its communication over each kind of link."""
+
+    work: LayerWork
+    tensor: Line | None
+    context: Line | None
+    expert: Line | None
+
+    def seconds(self, recipe: Recipe) -> tuple[Num, Num]:
+        """Forward and backward of one micro-batch, recomputation with backward."""
+        again = self.work.recompute(recipe)
+        ahead = self.work.forward().value
+        back = self.work.backward().value + (again.value if again is not None else 0)
+        runs = 3 if recipe.recompute == "full" else 2
+        for line, share in ((self.tensor, 1 / runs), (self.context, 1 / 3), (self.expert, 1 / runs)):
+            if line is not None:
+                ahead = ahead + line.value * share
+                back = back + line.value * (1 - share)
+        return ahead, back
+
+
+def _layer_time(
+    graph: Graph, run: LayerRun, layout: Layout, recipe: Recipe, device: Device, links: Links
+) -> _LayerTime:
+    shape = _shape(graph, run.stack, layout, recipe)
+    work = layer_work(run.block, shape, layout, recipe, device)
+    return _LayerTime(
+        work,
+        _tensor_parallel(run.block, shape, layout, recipe, links),
+        _context_parallel(run.block, work, shape, layout, recipe, links),
+        _expert_parallel(run.block, shape, layout, recipe, links),
+    )
+
+
 def _stage_time(
-    graph: Graph, stage: Stage, layout: Layout, recipe: Recipe, device: Device, links: Links
+    graph: Graph,
+    stage: Stage,
+    layout: Layout,
+    recipe: Recipe,
+    device: Device,
+    links: Links,
+    layers: dict[int, _LayerTime],
 ) -> _StageTime:
+    """One stage's micro-batch; `layers` keeps the times of layers between stages."""
     time = _StageTime(stage)
     for run in stage.layers:
-        shape = _shape(graph, run.stack, layout, recipe)
-        work = layer_work(run.block, shape, layout, recipe, device)
-        _add(time, work, run.block.name, run.count, recipe)
+        layer = layers.get(id(run.block))
+        if layer is None:
+            layer = layers[id(run.block)] = _layer_time(graph, run, layout, recipe, device, links)
+        _add(time, layer.work, run.block.name, run.count, recipe)
         for lines, line in (
-            (time.tensor, _tensor_parallel(run.block, shape, layout, recipe, links)),
-            (time.context, _context_parallel(run.block, work, shape, layout, recipe, links)),
-            (time.expert, _expert_parallel(run.block, shape, layout, recipe, links)),
+            (time.tensor, layer.tensor),
+            (time.context, layer.context),
+            (time.expert, layer.expert),
         ):
             if line is not None:
                 lines.append(compute(run.block.name, f.repeated_s, each_s=line, times=run.count))
@@ -392,7 +451,82 @@ def _expert_parallel(block: Block, shape: Shape, layout: Layout, recipe: Recipe,
 # --- communication of a step -----------------------------------------------------------------------
 
 
-def _pipeline(graph: Graph, layout: Layout, recipe: Recipe, links: Links, micro_batch_s: Num) -> list[Line]:
+def _bubble(layout: Layout, micro_batch: Line) -> Line:
+    """Idle time if all stages took as long as the slowest."""
+    return compute(
+        "bubble",
+        pipeline.bubble_s,
+        ideal_s=compute("ideal", f.repeated_s, each_s=micro_batch, times=layout.micro_batches),
+        overhead=compute(
+            "overhead",
+            pipeline.bubble_overhead,
+            pp=layout.pp,
+            vpp=layout.vpp,
+            micro_batches=layout.micro_batches,
+        ),
+    )
+
+
+def _simulated_bubble(
+    graph: Graph,
+    by_rank: list[_StageTime],
+    layers: dict[int, _LayerTime],
+    layout: Layout,
+    recipe: Recipe,
+    closed: Line,
+) -> Line:
+    """Idle time of the slowest rank when every stage takes its own time."""
+    ahead, back = _chunk_seconds(graph, by_rank, layers, layout, recipe)
+    found = simulate(ahead, back, pp=layout.pp, vpp=layout.vpp, micro_batches=layout.micro_batches)
+    return Line(
+        "bubble",
+        found.bubble_s,
+        "s",
+        closed.kind,
+        source="event simulation of the schedule over forward and backward times of every stage",
+        note=f"simulated; {closed.value:.4g} s if all stages took as long as the slowest",
+    )
+
+
+def _chunk_seconds(
+    graph: Graph, by_rank: list[_StageTime], layers: dict[int, _LayerTime], layout: Layout, recipe: Recipe
+) -> tuple[list[float], list[float]]:
+    """Forward and backward seconds of each chunk of layers, what a rank does beside them included.
+
+    Embedding, encoders beside the trunk and their inputs belong to the first chunk, the head to the
+    last; time the host adds is spread over the chunks of its rank.
+    """
+    each = {key: layer.seconds(recipe) for key, layer in layers.items()}
+    counts = chunk_layers(graph, pp=layout.pp, vpp=layout.vpp)
+    ahead = [0.0] * len(counts)
+    back = [0.0] * len(counts)
+    for chunk, held in enumerate(counts):
+        for index, count in held.items():
+            forward, backward = each[id(graph.trunk.blocks[index])]
+            ahead[chunk] += count * forward
+            back[chunk] += count * backward
+    for rank, time in enumerate(by_rank):
+        own = range(rank, len(counts), layout.pp)
+        beside = [0.0, 0.0]
+        for run in time.stage.layers:
+            if not run.in_trunk:
+                beside = [b + run.count * s for b, s in zip(beside, each[id(run.block)], strict=True)]
+        for name in ("inputs", "head"):
+            beside[0] += sum(line.value for line in time.forward if line.name == name)
+            beside[1] += sum(line.value for line in time.backward if line.name == name)
+        place = 0 if time.stage.first else len(counts) - 1
+        ahead[place] += beside[0]
+        back[place] += beside[1]
+        busy = sum(ahead[chunk] + back[chunk] for chunk in own)
+        slower = time.micro_batch_s / busy if busy else 1.0
+        for chunk in own:
+            ahead[chunk] *= slower
+            back[chunk] *= slower
+    return ahead, back
+
+
+def _messages(graph: Graph, layout: Layout, recipe: Recipe, links: Links) -> Line:
+    """Activations and their gradients handed from stage to stage."""
     shape = _shape(graph, graph.trunk, layout, recipe)
     message = compute(
         "message",
@@ -403,27 +537,9 @@ def _pipeline(graph: Graph, layout: Layout, recipe: Recipe, links: Links, micro_
         divided_by=where(layout.sequence_parallel, layout.tp, 1),
     )
     send = links.send("message", message, world=layout.world)
-    bubble = compute(
-        "bubble",
-        pipeline.bubble_s,
-        ideal_s=compute(
-            "ideal",
-            f.repeated_s,
-            each_s=Line("micro_batch", micro_batch_s, "s", Kind.MODELLED, source=_ABOVE),
-            times=layout.micro_batches,
-        ),
-        overhead=compute(
-            "overhead",
-            pipeline.bubble_overhead,
-            pp=layout.pp,
-            vpp=layout.vpp,
-            micro_batches=layout.micro_batches,
-        ),
-    )
     # Interleaving sends vpp times as often but beside computation; plain 1F1B waits for both directions.
-    each = 2 if layout.vpp == 1 else 1
-    messages = compute("pipeline_messages", f.repeated_s, each_s=send, times=each * layout.micro_batches)
-    return [bubble, messages]
+    each = where(layout.vpp == 1, 2, 1)
+    return compute("pipeline_messages", f.repeated_s, each_s=send, times=each * layout.micro_batches)
 
 
 def rank_params(params: Params, layout: Layout) -> tuple[Num, Num]:
