@@ -83,6 +83,7 @@ class Catalog:
         self.roots = tuple(Path(root) for root in roots)
         self._specs: dict[tuple[str, str], Any] = {}
         self._sources: dict[str, str] | None = None
+        self._index: dict[str, dict[str, str]] = {}
 
     # -- names --------------------------------------------------------------------------------
 
@@ -112,6 +113,16 @@ class Catalog:
                 if path.is_file():
                     return Named(stem, path)
         return self._find_alias(kind, name, where)
+
+    def stem_of(self, kind: str, name: str) -> str | None:
+        """The file stem of a name or alias, None without one. For many names: reads every file once."""
+        if kind not in self._index:
+            index: dict[str, str] = {}
+            for stem, path in self._stems(kind).items():
+                for alias in _declared_names(path)["aliases"]:
+                    index.setdefault(_fold(alias), stem)
+            self._index[kind] = index | {_fold(stem): stem for stem in self._stems(kind)}
+        return self._index[kind].get(_fold(name))
 
     def _find_alias(self, kind: str, name: str, where: str) -> Named:
         stems = self._stems(kind)

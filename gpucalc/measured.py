@@ -65,9 +65,10 @@ class Row:
     def group(self) -> str:
         """The family of sources it belongs to; rows of one group are not independent."""
         source = self.data.get("source")
-        known = self.data.get("group") or (
-            source.get("repo_or_paper") if isinstance(source, Mapping) else None
-        )
+        known = self.data.get("group")
+        if not known and isinstance(source, Mapping):
+            stated = (source.get(key) for key in ("repo_or_paper", "repo", "issue_or_path"))
+            known = next((words for words in stated if words), None)
         return str(known or "ungrouped")
 
     @property
@@ -165,10 +166,11 @@ class Convention:
 
 @dataclass(frozen=True, slots=True)
 class Conventions:
-    """The documented defaults and meters of the stacks measurements come from."""
+    """The documented defaults, meters and rates of the stacks measurements come from."""
 
     defaults: tuple[Convention, ...] = ()
     meters: tuple[Convention, ...] = ()
+    rates: tuple[Convention, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> Conventions:
@@ -190,7 +192,20 @@ class Conventions:
                 out.append(Convention(*told, replaces="replace" in entry))
             return tuple(out)
 
-        return cls(entries("defaults"), entries("meters"))
+        return cls(entries("defaults"), entries("meters"), entries("rates"))
+
+    def fill(self, row: Row, run: dict[str, Any]) -> list[str]:
+        """Give a run what its row leaves out and a stack documents; the sentences that say so."""
+        said = []
+        for convention in self.defaults:
+            if not convention.applies(row):
+                continue
+            for path, value in convention.values.items():
+                key = path.removeprefix("run.")
+                if key not in run or convention.replaces:
+                    run[key] = value
+                    said.append(f"{path} {_words(value)}: {convention.why} ({convention.source})")
+        return said
 
 
 def _holds(value: Any, wanted: Any) -> bool:
@@ -363,15 +378,7 @@ class _Draft:
     # -- what the stack documents ---------------------------------------------------------------
 
     def _apply_conventions(self) -> None:
-        for convention in self.owner.conventions.defaults:
-            if not convention.applies(self.row):
-                continue
-            for path, value in convention.values.items():
-                key = path.removeprefix("run.")
-                if key not in self.run or convention.replaces:
-                    self.run[key] = value
-                    shown = _words(value)
-                    self.note(f"{path} {shown}: {convention.why} ({convention.source})")
+        self.notes += self.owner.conventions.fill(self.row, self.run)
 
     # -- hardware -------------------------------------------------------------------------------
 
@@ -385,7 +392,7 @@ class _Draft:
         return int(match[1] or 1) * int(match[2])
 
     def _gpus_of_hardware(self) -> int:
-        """How many GPUs where no catalogue GPU is named: enough for memory, which depends on the count alone."""
+        """How many GPUs where no catalogue GPU is named: enough for memory, which takes the count alone."""
         count = self.row.get("hardware.gpus") or self.run.get("dp")
         if not isinstance(count, int):
             raise _Lacking("gpus not stated")
@@ -395,7 +402,7 @@ class _Draft:
     def _fleet(self, count: int) -> dict[str, str]:
         """The GPUs, and the server the source's node count points to when the default one differs."""
         if self.memory_only is not None:
-            self.note(f"the GPU is not in the catalogue; the tensors of a rank do not depend on it ({_ANY_GPU})")
+            self.note(f"the GPU is not in the catalogue; tensors of a rank do not depend on it ({_ANY_GPU})")
             return {"gpus": f"{count}x{_ANY_GPU}"}
         gpus = str(self.row.data["gpus"])
         nodes = self.row.get("hardware.nodes")
