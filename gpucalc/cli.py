@@ -143,9 +143,19 @@ def plan_command(
     as_json: Json = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when the plan does not fit.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict alone.")] = False,
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            "--scale", metavar="N,N,...", help="Rate, efficiency and cost on these numbers of GPUs instead."
+        ),
+    ] = None,
 ) -> None:
     """Does JOB fit, how fast is it, what binds, what would help."""
     from gpucalc.plan.answer import Level
+
+    if scale is not None:
+        _scaled(job, scale, gpus, task, sets, catalog, as_json=as_json, strict=strict)
+        return
 
     answer, origin = _planned(job, gpus, task, sets, catalog, advice=not quiet)
     if as_json:
@@ -157,6 +167,37 @@ def plan_command(
 
         draw(table.verdict(answer.verdict) if quiet else table.plan(answer))
     if strict and answer.verdict.level is Level.DOES_NOT_FIT:
+        raise typer.Exit(ExitCode.NO)
+
+
+def _scaled(
+    job: str,
+    sizes: str,
+    gpus: str | None,
+    task: str | None,
+    sets: list[str] | None,
+    catalog: Path | None,
+    *,
+    as_json: bool,
+    strict: bool,
+) -> None:
+    from gpucalc.catalog import open_catalog
+    from gpucalc.jobs import resolve
+    from gpucalc.planner import provenance
+    from gpucalc.scale import parse_sizes
+    from gpucalc.scale import scale as scaled
+
+    counts = parse_sizes(sizes)
+    known = open_catalog(catalog)
+    planned = resolve(job, known, gpus=gpus, task=task, sets=sets or ())
+    found = scaled(planned, known, counts)
+    if as_json:
+        emit_json({**found.document(), "provenance": provenance(planned, known)})
+    else:
+        from gpucalc.report import scaling
+
+        draw(scaling.report(found))
+    if strict and not found.runs:
         raise typer.Exit(ExitCode.NO)
 
 
@@ -220,6 +261,7 @@ def validate_command(
     as_json: Json = False,
 ) -> None:
     """Plan every published measurement and show the error of each."""
+    from gpucalc.accuracy import error_table
     from gpucalc.catalog import open_catalog
     from gpucalc.validate import PARTS, QUANTITIES, parse_where, validate
 
@@ -233,6 +275,7 @@ def validate_command(
         catalog=known,
         quantities=tuple(quantity or QUANTITIES),
         where=parse_where(where or ()),
+        errors=error_table(known),
     )
     broken = report.broken()
     if record:

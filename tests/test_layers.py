@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"validate"},
     {"accuracy"},
     {"planner"},
-    {"check", "diff", "oom", "doctor", "explain", "trace", "claims"},
+    {"check", "diff", "oom", "doctor", "explain", "trace", "claims", "scale"},
     {"report", "probe"},
     {"cli"},
     {"__main__"},

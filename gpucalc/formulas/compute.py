@@ -378,3 +378,9 @@ def samples_per_s(*, samples: Num, step_s: Num) -> Num:
 def flops_per_s_per_gpu(*, flops: Num, step_s: Num, gpus: Num) -> Num:
     """FLOP/s of each GPU over the whole step."""
     return flops / (step_s * gpus)
+
+
+@formula(unit="fraction", source="Arithmetic")
+def scaling_efficiency(*, rate_per_gpu: Num, smallest_per_gpu: Num) -> Num:
+    """Rate of each GPU against that of the smallest fleet that runs the same job."""
+    return rate_per_gpu / smallest_per_gpu
