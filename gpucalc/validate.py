@@ -33,18 +33,20 @@ from gpucalc.measured import (
 )
 from gpucalc.measured_collectives import LARGE, SMALL, CollectivePlanner, Comparison, is_collective
 from gpucalc.measured_collectives import shipped as shipped_collectives
-from gpucalc.plan.evaluate import Subject, hopper_or_later
+from gpucalc.plan.answer import Level
+from gpucalc.plan.evaluate import UNMEASURED_ERROR, ErrorTable, Subject, hopper_or_later, level_of
 from gpucalc.plan.memory import allocated_peak, memory_peak, reserved_peak
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
 from gpucalc.plan.time import sample_flops, sample_tokens, step_time
 from gpucalc.spec.figure import Figure, FigureKind
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import Job, TrainRun
+from gpucalc.spec.job import Job, ServeRun, TrainRun
 from gpucalc.spec.model import ModelSpec
 
 SCHEMA_VERSION = 1
 RUN_QUANTITIES = ("peak_memory", "throughput")  # of training runs
 QUANTITIES = (*RUN_QUANTITIES, "collective")
+MOST_HEADROOM = 0.10  # free memory promised to a run that then ran out: never more than this
 PARTS = ("group", "framework", "arch", "gpu", "model", "op", "link", "size")
 _SUMMARY_PARTS = {"collective": ("size", "op", "link", "arch", "group")}
 
@@ -145,11 +147,27 @@ class FitCase:
     fitted: bool
     needed_bytes: float
     capacity_bytes: float
+    expected_error: float = UNMEASURED_ERROR  # the margin within which a plan says marginal
+
+    @property
+    def level(self) -> Level:
+        """What a plan would say."""
+        return level_of(self.needed_bytes, self.capacity_bytes, self.expected_error)
 
     @property
     def right(self) -> bool:
-        """Whether the estimate agrees."""
-        return (self.needed_bytes <= self.capacity_bytes) == self.fitted
+        """Whether the estimate agrees; marginal, within the stated margin, agrees with either."""
+        return self.level is (Level.FITS if self.fitted else Level.DOES_NOT_FIT) or self.marginal
+
+    @property
+    def marginal(self) -> bool:
+        """Whether the estimate is too close to tell."""
+        return self.level is Level.MARGINAL
+
+    @property
+    def headroom(self) -> float:
+        """Share of the memory the estimate leaves free."""
+        return 1.0 - self.needed_bytes / self.capacity_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +213,7 @@ class Report:
     fits: tuple[FitCase, ...]
     quantities: tuple[str, ...] = QUANTITIES
     files: tuple[str, ...] = field(default=())
+    undecided: tuple[Skipped, ...] = ()  # known to fit or not, but without a fact the verdict needs
 
     def of(self, quantity: str) -> tuple[Point, ...]:
         """The points of one quantity."""
@@ -216,11 +235,7 @@ class Report:
 
     def reasons(self, quantity: str | None = None) -> dict[str, int]:
         """How many rows were skipped for each reason, the commonest first."""
-        counts: dict[str, int] = {}
-        for one in self.skipped:
-            if quantity is None or one.quantity == quantity:
-                counts[one.reason] = counts.get(one.reason, 0) + 1
-        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+        return tally(one for one in self.skipped if quantity is None or one.quantity == quantity)
 
     @property
     def rows_skipped(self) -> int:
@@ -270,12 +285,21 @@ class Report:
             "summary": summary,
             "fits": fit_counts(self.fits),
             "skip_reasons": {quantity: self.reasons(quantity) for quantity in self.quantities},
+            "undecided_reasons": tally(self.undecided),
             "points": [_point_document(point) for point in self.points],
             "skipped": [
                 {"id": one.id, "quantity": one.quantity, "reason": one.reason, "group": one.group}
                 for one in self.skipped
             ],
         }
+
+
+def tally(skipped: Iterable[Skipped]) -> dict[str, int]:
+    """How often each reason is given, the commonest first."""
+    counts: dict[str, int] = {}
+    for one in skipped:
+        counts[one.reason] = counts.get(one.reason, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _point_document(point: Point) -> dict[str, Any]:
@@ -352,9 +376,13 @@ def fit_counts(cases: Sequence[FitCase]) -> dict[str, int]:
     return {
         "rows": len(cases),
         "right": sum(case.right for case in cases),
+        "marginal": sum(case.marginal for case in cases),
         "says_fits_ran_out": sum(not case.right and not case.fitted for case in cases),
         "says_too_large_ran": sum(not case.right and case.fitted for case in cases),
         "ran_out": sum(not case.fitted for case in cases),
+        "says_room_ran_out": sum(
+            not case.fitted and case.level is Level.FITS and case.headroom > MOST_HEADROOM for case in cases
+        ),
     }
 
 
@@ -501,7 +529,9 @@ class Planner:
         graph, pool = subject.graph, cluster.pools[0]
         layout, _ = resolve_layout(run, graph, gpus=cluster.count)
         recipe = resolve_recipe(run, graph)
-        peak = memory_peak(graph, layout, recipe, hopper_or_later=hopper_or_later(cluster), nvlink=cluster.nvlink_domain > 1)
+        peak = memory_peak(
+            graph, layout, recipe, hopper_or_later=hopper_or_later(cluster), nvlink=cluster.nvlink_domain > 1
+        )
         memory: dict[str, Any] = {
             "allocated_bytes": allocated_peak(peak.tree),
             "reserved_bytes": reserved_peak(peak.tree),
@@ -548,11 +578,13 @@ def validate(
     where: Mapping[str, str] | None = None,
     estimator: Estimator | None = None,
     conventions: Conventions | None = None,
+    errors: ErrorTable | None = None,
 ) -> Report:
     """Compare what was measured in these files, by default in the shipped ones, with its estimate.
 
     `where` keeps the rows whose field has the value (text may hold *): group, framework, gpu, model,
-    quality, or any dotted path. Raises InputError for files or filters that cannot be used.
+    quality, or any dotted path. `errors`: the margins of the verdicts, a cautious one where none is given.
+    Raises InputError for files or filters that cannot be used.
     """
     for quantity in quantities:
         if quantity not in QUANTITIES:
@@ -569,6 +601,7 @@ def validate(
         normaliser=Normaliser(catalog, known),
         estimator=estimator or Planner(catalog),
         quantities=tuple(quantities),
+        errors=errors,
     )
     points, skipped = compare_collectives(curves, CollectivePlanner(catalog))
     return Report(
@@ -578,6 +611,7 @@ def validate(
         report.fits,
         report.quantities,
         tuple(str(path) for path in files),
+        report.undecided,
     )
 
 
@@ -667,11 +701,14 @@ def compare(
     normaliser: Normaliser,
     estimator: Estimator,
     quantities: Sequence[str] = QUANTITIES,
+    errors: ErrorTable | None = None,
 ) -> Report:
-    """Every row against its estimate."""
+    """Every row against its estimate. `errors`: the margins of the verdicts."""
+    known = errors or ErrorTable()
     points: list[Point] = []
     skipped: list[Skipped] = []
     fits: list[FitCase] = []
+    undecided: list[Skipped] = []
     for row in rows:
         meter = normaliser.meter_of(row) if "peak_memory" in quantities else None
         speed = speed_of(row) if "throughput" in quantities else None
@@ -706,7 +743,10 @@ def compare(
             for quantity in asked:
                 skip(quantity, f"not estimated: {error}")
             continue
-        if verdict:
+        lacking = _unstated(row, ready.job.run) if verdict else None
+        if lacking is not None:
+            undecided.append(Skipped(row.id, "fits", lacking, row.group))
+        elif verdict:
             fits.append(
                 FitCase(
                     row.id,
@@ -714,13 +754,37 @@ def compare(
                     not row.measured["oom"],
                     estimate.device_bytes,
                     estimate.capacity_bytes,
+                    known.memory_error(ready.job.run.framework)[0],
                 )
             )
         if meter is not None:
             points.append(_memory_point(row, ready, meter, estimate))
         if isinstance(speed, Reading):
             points.append(_speed_point(row, ready, speed, estimate))
-    return Report(len(rows), tuple(points), tuple(skipped), tuple(fits), tuple(quantities))
+    found = (tuple(points), tuple(skipped), tuple(fits))
+    return Report(len(rows), *found, tuple(quantities), undecided=tuple(undecided))
+
+
+# Stacks whose documentation names the optimizer a run has unless told otherwise.
+_USUAL_OPTIMIZER = frozenset({"megatron", "torchtitan", "hf", "deepspeed"})
+
+
+def _unstated(row: Row, run: TrainRun | ServeRun) -> str | None:
+    """Which fact a verdict needs that neither the row nor its stack's documentation states.
+
+    A length is the row's own or nothing: what a script defaults to is not what somebody ran.
+    """
+    if isinstance(run, ServeRun):
+        return "a serving run"
+    if "recompute" not in run.model_fields_set:
+        return "run.recompute not stated"
+    if "optimizer" not in run.model_fields_set and run.framework not in _USUAL_OPTIMIZER:
+        return "run.optimizer not stated"
+    if run.framework in ("deepspeed", "fsdp") and not {"zero_stage", "dp_shard"} & run.model_fields_set:
+        return "run.zero_stage not stated"
+    if run.seq_len is not None and row.run.get("seq_len") is None:
+        return "run.seq_len not stated"
+    return None
 
 
 def _memory_point(row: Row, ready: Ready, meter: Meter, estimate: Estimate) -> Point:

@@ -71,6 +71,8 @@ def row(**changes: Any) -> Row:
             "grad_accum": 2,
             "dp": 8,
             "zero_stage": 3,
+            "recompute": "full",
+            "optimizer": "adamw",
         },
         "measured": {"tokens_per_s_per_gpu": 3000, "oom": False},
         "group": "made up",
@@ -150,15 +152,39 @@ def test_fit_verdicts_by_hand() -> None:
         FitCase("1", "g", True, 70.0, 80.0),  # right
         FitCase("2", "g", True, 90.0, 80.0),  # ran, though too large is said
         FitCase("3", "g", False, 90.0, 80.0),  # right
-        FitCase("4", "g", False, 70.0, 80.0),  # ran out, though fits is said
+        FitCase("4", "g", False, 70.0, 80.0),  # ran out, though fits is said, with an eighth to spare
+        FitCase("5", "g", False, 76.0, 80.0, 0.10),  # too close to tell: 76 + 10 % is more than 80
+        FitCase("6", "g", True, 84.0, 80.0, 0.05),  # 84 - 5 % is less
+        FitCase("7", "g", False, 76.0, 80.0, 0.05),  # fits is said, with a twentieth to spare
     )
     assert fit_counts(cases) == {
-        "rows": 4,
-        "right": 2,
-        "says_fits_ran_out": 1,
+        "rows": 7,
+        "right": 4,
+        "marginal": 2,
+        "says_fits_ran_out": 2,
         "says_too_large_ran": 1,
-        "ran_out": 2,
+        "ran_out": 4,
+        "says_room_ran_out": 1,
     }
+
+
+def test_a_verdict_needs_what_it_rests_on(normaliser: Normaliser) -> None:
+    ran = {"oom": False}
+    rows = [
+        row(id="whole", measured=ran),
+        row(id="recompute", measured=ran, **{"run.recompute": None}),
+        row(id="usual", measured=ran, **{"run.optimizer": None, "run.framework": "torchtitan"}),
+        row(id="optimizer", measured=ran, **{"run.optimizer": None, "run.framework": "fsdp"}),
+        row(id="stage", measured=ran, **{"run.zero_stage": None, "run.framework": "deepspeed"}),
+    ]
+    report = compare(rows, normaliser=normaliser, estimator=fixed, quantities=("peak_memory",))
+    assert [case.id for case in report.fits] == ["whole", "usual"]
+    assert [(one.id, one.quantity, one.reason) for one in report.undecided] == [
+        ("recompute", "fits", "run.recompute not stated"),
+        ("optimizer", "fits", "run.optimizer not stated"),
+        ("stage", "fits", "run.zero_stage not stated"),
+    ]
+    assert report.skipped == ()
 
 
 def test_broken_promises_are_named() -> None:

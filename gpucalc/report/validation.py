@@ -30,8 +30,10 @@ def report(found: Report, broken: Sequence[str], *, by: str | None, points: bool
     fits = fit_counts(found.fits)
     if fits["rows"]:
         said = (
-            f"fits or not: right on {fits['right']} of {fits['rows']} runs; said fits and ran out "
-            f"{fits['says_fits_ran_out']}, said too large and ran {fits['says_too_large_ran']}"
+            f"fits or not: right on {fits['right']} of {fits['rows']} runs, {fits['marginal']} of them"
+            f" marginal within the stated margin; said fits and ran out {fits['says_fits_ran_out']},"
+            f" said too large and ran {fits['says_too_large_ran']}; {len(found.undecided)} more do not say"
+            " what a verdict needs"
         )
         parts.append(indent(Text(said)))
     if by is not None:
