@@ -29,6 +29,7 @@ def cases(file: str) -> list[dict[str, Any]]:
 def job_of(case: Mapping[str, Any], check: Mapping[str, Any]) -> dict[str, Any]:
     """The case's job with the check's changes."""
     job = deepcopy(case["job"])
+    job["run"] = {"task": "train", **job["run"]}
     for key, value in check.get("set", {}).items():
         *path, last = key.split(".")
         here = job

@@ -98,7 +98,11 @@ def fsdp_forward_bytes(*, root_params: Num, layer_params: Num, element_bytes: Nu
 def fsdp_forward_unresharded_bytes(
     *, root_params: Num, layer_params: Num, layers: Num, element_bytes: Num
 ) -> Num:
-    """The same when gathered layers are kept for backward (reshard_after_forward false, ZeRO-2 like)."""
+    """The same when gathered layers are kept for backward (reshard_after_forward false, ZeRO-2 like).
+
+    Also the bound where all-gathers are not limited: buffers freed in one stream wait for the other, so the
+    host may have every layer of a short forward pass gathered at once (torch's limit_all_gathers).
+    """
     return element_bytes * (root_params + layers * layer_params + 2 * layer_params)
 
 

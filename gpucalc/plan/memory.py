@@ -825,7 +825,7 @@ class _Stage:
         recipe = self.recipe
         if recipe.framework == "deepspeed":
             return (self._deepspeed_live(),)
-        if not recipe.reshard:
+        if not recipe.reshard or recipe.unlimited_gathers:
             return (
                 compute(
                     "gathered_weights",
