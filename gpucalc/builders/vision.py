@@ -193,6 +193,9 @@ def tower(d: Draft, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vecto
         "gemma3": _gemma3,
         "gemma4": _gemma4,
         "llama4": _llama4,
+        "moonvit": _moonvit,
+        "pixtral": _pixtral,
+        "qwen2_5_vl": _qwen2_5_vl,
         "qwen3_5": _qwen,
         "qwen3_vl": _qwen3_vl,
     }.get(d.traits.vision)
@@ -338,3 +341,78 @@ def _qwen3_vl(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear,
     )
     norms = 2 * t.hidden + DEEPSTACK_MERGERS * 2 * merged
     return stack, (*projector, *deep), (Vector("vision_merger_norms", norms),)
+
+
+def _pixtral(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
+    """Biasless gated blocks with rotary positions; 2 x 2 patches are merged into one token."""
+    d.traits = Family(norm="rmsnorm", position_kind="rope", activation="silu")
+    tokens = _patches(d, t)
+    stack = Stack(
+        name="vision",
+        role="vision",
+        hidden=t.hidden,
+        blocks=(_block(d, t),),
+        layers=(0,) * t.layers,
+        tokens=tokens,
+        inputs=(_patch_map(t, bias=False),),
+        vectors=(Vector("embedding_norm", t.hidden),),
+    )
+    projector = (
+        Linear("vision_merger", 4 * t.hidden, t.hidden, shard=Shard.REPLICATED),
+        Linear("vision_projector_1", t.hidden, hidden, shard=Shard.REPLICATED),
+        Linear("vision_projector_2", hidden, hidden, shard=Shard.REPLICATED),
+    )
+    return stack, projector, (Vector("vision_projector_norm", t.hidden),)
+
+
+def _qwen2_5_vl(
+    d: Draft, t: TowerSpec, hidden: int
+) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
+    """Gated blocks with biases and rotary positions over frames in pairs; 2 x 2 patches become one token."""
+    assert t.patch is not None
+    d.traits = replace(
+        d.traits, norm="rmsnorm", qkv="fused", position_kind="rope", activation="silu", gated_mlp=True
+    )
+    if t.image is None:
+        d.assume("image size not stated: a vision sample is taken as 1,024 patches")
+    merged = 4 * t.hidden
+    stack = Stack(
+        name="vision",
+        role="vision",
+        hidden=t.hidden,
+        blocks=(_block(d, t),),
+        layers=(0,) * t.layers,
+        tokens=_patches(d, t) if t.image else 1024,
+        inputs=(Linear("patch", RGB * 2 * t.patch**2, t.hidden, shard=Shard.REPLICATED),),
+    )
+    projector = (
+        Linear("vision_merger_1", merged, merged, True, Shard.REPLICATED),
+        Linear("vision_merger_2", merged, hidden, True, Shard.REPLICATED),
+    )
+    return stack, projector, (Vector("vision_merger_norm", t.hidden),)
+
+
+def _moonvit(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
+    """Learned and rotary positions; 2 x 2 patches are merged into one token."""
+    assert t.patch is not None
+    table = t.positions or 4096
+    d.traits = replace(d.traits, qkv="fused", position_kind="rope", activation="gelu_tanh")
+    if t.image is None:
+        d.assume(f"image size not stated: a vision sample is taken as the full grid of {table} patches")
+    merged = 4 * t.hidden
+    stack = Stack(
+        name="vision",
+        role="vision",
+        hidden=t.hidden,
+        blocks=(_block(d, t),),
+        layers=(0,) * t.layers,
+        tokens=_patches(d, t) if t.image else table,
+        inputs=(_patch_map(t, bias=True),),
+        vectors=(Vector("positions", table * t.hidden),),
+        final_norm=norm("final", "layernorm", t.hidden),
+    )
+    projector = (
+        Linear("vision_projector_1", merged, merged, True, Shard.REPLICATED),
+        Linear("vision_projector_2", merged, hidden, True, Shard.REPLICATED),
+    )
+    return stack, projector, (Vector("vision_projector_norm", 2 * t.hidden),)
