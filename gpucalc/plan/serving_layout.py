@@ -96,6 +96,7 @@ class ServeRecipe:
     isl: int
     osl: int
     concurrency: int  # requests in flight over the whole deployment
+    rope_positions: int = 0  # entries of the rotary tables: the model's own longest context
     ttft_ms: float | None = None  # targets
     tpot_ms: float | None = None
 
@@ -126,7 +127,11 @@ class ServingMemory:
     kv_tokens: Line
     kv_blocks: Line
     max_concurrency: Line
-    peak: Line  # bytes on the GPU at the worst moment, what the verdict weighs
+    peak: Line  # bytes on the GPU at the worst moment, with the cache as large as the engine makes it
+    needed: Line  # bytes without which the engine refuses or fails: what the verdict weighs
+    capacity: Line  # what `needed` is held against: the budget, or the whole card
+    binds: str  # the largest part of `needed`, or what the engine would name
+    uncertain_bytes: float  # expected error of `needed`
     stage: int
     refusal: str | None  # why the engine would refuse to start, in its own terms; None: it starts
     notes: tuple[str, ...] = ()
@@ -148,3 +153,7 @@ class ServingTime:
     concurrency: int  # requests in flight that the cache let through
     binds: str
     notes: tuple[str, ...] = ()
+    request_s: Line | None = None  # from admission to the last token
+    requests_per_s: Line | None = None
+    queue_s: Line | None = None  # mean wait for room in the cache
+    burst_first_token_s: Line | None = None  # mean time to first token when all arrive at once

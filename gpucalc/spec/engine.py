@@ -13,6 +13,7 @@ from pydantic import Field, field_validator
 
 from gpucalc.line import Line
 from gpucalc.spec.base import Spec
+from gpucalc.spec.engine_speed import EngineSpeed
 from gpucalc.spec.figure import Figure
 
 
@@ -53,6 +54,8 @@ class EngineEra(Spec):
     mxfp4_hidden_multiple: Figure | None = None  # experts are padded to these
     mxfp4_intermediate_multiple: Figure | None = None
     # The cache.
+    hybrid_groups: Figure | None = None  # 1: sliding and recurrent layers have pages of their own
+    state_element_bytes: Figure | None = None  # of recurrent state
     prints_requests: Figure | None = None  # 1: printed tokens are max_concurrency x max_model_len
     state_to_cache: Figure | None = None  # bytes of recurrent state per byte of cache
     sliding_to_full: Figure | None = None  # tokens of sliding-window cache per token of full cache
@@ -91,6 +94,7 @@ class EngineSpec(Spec):
     aliases: tuple[str, ...] = ()
     default_version: str
     eras: tuple[EngineEra, ...] = Field(min_length=1)
+    speed: EngineSpeed | None = None
     notes: tuple[str, ...] = ()
 
     @field_validator("eras")
