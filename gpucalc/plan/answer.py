@@ -8,7 +8,12 @@ from enum import StrEnum
 from typing import Any
 
 from gpucalc.line import Line
-from gpucalc.plan.layout import Layout, Recipe
+from gpucalc.plan.serving_layout import ServeLayout
+
+# A plan of training holds a Layout and a Recipe, one of serving a ServeLayout and a ServeRecipe. Readers
+# ask for one task or the other (`Plan.serves`); a union would make each of them prove it at every use.
+AnyLayout = Any
+AnyRecipe = Any
 
 HOST = "host_memory"  # what binds when the host's memory decides
 
@@ -78,17 +83,18 @@ class Plan:
     """The answer for one job on one fleet.
 
     memory: per-GPU bytes, the largest of the pipeline stages' phases. time: one optimizer step, the
-    sum of its parts. throughput: samples per second; its children are the other rates, utilisation
-    and FLOPs. cost: GPU-hours, energy and money of the token budget, or of a day. time, throughput
-    and cost are None for a plan that cannot run.
+    sum of its parts; of a deployment, the time between two tokens of a request. throughput: samples
+    (output tokens) per second; its children are the other rates, utilisation and FLOPs. cost:
+    GPU-hours, energy and money of the token budget, or of a day. time, throughput and cost are None
+    for a plan that cannot run.
     """
 
     name: str
     model: Line  # parameters total; children: active and parts
     fleet: str
     gpus: int
-    recipe: Recipe
-    layout: Layout
+    recipe: AnyRecipe
+    layout: AnyLayout
     verdict: Verdict
     memory: Line
     time: Line | None
@@ -99,11 +105,18 @@ class Plan:
     assumptions: tuple[Assumption, ...]
     actions: tuple[Action, ...]
     notes: tuple[str, ...] = ()
+    cache: Line | None = None  # serving: what the cache holds; children: pool, tokens, requests, per token
+    launch: str | None = None  # serving: the engine's own command for this plan
+
+    @property
+    def serves(self) -> bool:
+        """Whether this is a deployment, not a training run."""
+        return isinstance(self.layout, ServeLayout)
 
     @property
     def root(self) -> Line:
         """The whole tree under one line."""
         host = self.verdict.host.needed if self.verdict.host is not None else None
-        parts = (self.model, self.memory, host, self.time, self.throughput, self.cost)
+        parts = (self.model, self.memory, host, self.cache, self.time, self.throughput, self.cost)
         held = tuple(line for line in parts if line is not None)
         return Line(name="plan", value=self.verdict.level.value, unit="verdict", children=held)

@@ -100,7 +100,7 @@ METHODS = ("full", "lora", "qlora")
 LOADED_AS = ("fp32", "16-bit")
 HOST_LOAD = ("every-rank", "one-rank", "none")
 FREEZABLE = ("vision_tower", "embedding", "head")
-ATTENTION = ("flash", "sdpa", "eager")
+ATTENTION = ("flash", "flash-1", "sdpa", "eager")
 OFFLOAD = (
     "none", "optimizer-cpu", "optimizer+gradients-cpu", "params+optimizer-cpu", "activations-cpu",
     "optimizer-nvme", "params+optimizer-nvme",
@@ -207,6 +207,8 @@ _SERVE_KEYS: dict[str, tuple[str, ...]] = {
     "max_num_seqs": ("vllm", "sglang", "trtllm", "llamacpp"),
     "ep": ("vllm", "sglang", "trtllm"),
     "dp": ("vllm", "sglang", "trtllm"),
+    "decode_context_parallel": ("vllm",),
+    "block_size": ("vllm", "trtllm"),
 }
 _IDLE: tuple[Any, ...] = (None, 1, 0, False, "none", "even")
 
@@ -273,7 +275,9 @@ class TrainRun(Spec):
     )
     sequence_parallel: Flag | None = None
     recompute: Annotated[str, _named(RECOMPUTE, _RECOMPUTE_NAMES)] = "none"
-    attention: Annotated[str, _named(ATTENTION)] | None = None
+    attention: Annotated[str, _named(ATTENTION)] | None = Field(
+        default=None, description="flash-1: the kernels before FlashAttention-2 of July 2023, Triton's included"
+    )
     flash_attention: Flag | None = Field(
         default=None, description="true: attention flash, false: attention eager"
     )
@@ -365,7 +369,7 @@ def _stage_rule(value: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def _flash_rule(value: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
     attention = given.get("attention")
-    if attention is None or value == (attention == "flash"):
+    if attention is None or value == (attention in ("flash", "flash-1")):
         return None
     return f"contradicts attention: {attention}", "one of the two keys"
 
@@ -422,7 +426,11 @@ class ServeRun(Spec):
     pp: Degree = 1
     dp: Degree = 1
     ep: Degree = 1
+    decode_context_parallel: Annotated[int, _whole(MAX_DEGREE)] = Field(
+        default=1, description="ranks of a tensor group that share one sequence's cache"
+    )
     max_model_len: Tokens | None = None
+    block_size: Annotated[int, _whole(4096)] | None = Field(default=None, description="tokens per cache block")
     max_num_seqs: Annotated[int, _whole(10**6)] | None = None
     max_num_batched_tokens: Tokens | None = None
     gpu_memory_utilization: (
@@ -473,6 +481,16 @@ def _model_words(value: Any) -> Any:
     return value
 
 
+def _expect_words(value: Any) -> Any:
+    from gpucalc.spec.check import read_expect  # only for jobs that are checks
+
+    try:
+        read_expect(value)
+    except InputError as error:
+        raise refuse(str(error).removeprefix("expect: "), near=error.near) from None
+    return value
+
+
 class Job(Spec):
     """A model on GPUs doing a run. `measured` and `source` make it a measured run, `expect` a check."""
 
@@ -481,7 +499,8 @@ class Job(Spec):
     gpus: Annotated[str, BeforeValidator(_fleet_words)] | None = None
     system: str | None = None
     run: Run
-    expect: dict[str, bool | int | float | str] | None = None
+    expect: Annotated[dict[str, Any], BeforeValidator(_expect_words)] | None = None
+    matrix: dict[str, Any] | None = Field(default=None, description="lists of values a check is made over")
     measured: dict[str, Any] | None = None
     source: dict[str, Any] | str | None = None
     notes: str | None = None
