@@ -333,3 +333,16 @@ def test_columns_equal_scalars() -> None:
 def test_loss_parallel_backward_bytes() -> None:
     # Gradient, exponential, sum: 3 fp32 tensors of 32,000 logits = 12 x 32,000 bytes a token.
     assert act.loss_parallel_backward_bytes(vocab=32_000) == 384_000
+
+
+def test_parameters_of_a_rank() -> None:
+    # 800 in matrices over 4 ranks, 10 in norms on each; 6,400 in experts over 8 x 2 ranks
+    assert mem.dense_rank_params(sharded=800, replicated=10, tp=4) == 210
+    assert mem.expert_rank_params(expert=6_400, ep=8, etp=2) == 400
+
+
+def test_recomputed_layers() -> None:
+    # 100 bytes, of which 30 were kept; every second layer whole, the other as its 10-byte input
+    assert act.recomputed_layer_bytes(full_bytes=100, kept_bytes=30) == 70
+    assert act.recomputed_layer_bytes(full_bytes=100, kept_bytes=130) == 0
+    assert act.every_second_layer_bytes(full_bytes=100, checkpoint_bytes=10) == 55

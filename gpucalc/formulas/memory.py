@@ -14,6 +14,20 @@ FSDP2 = "FSDP2 transients measured on a fake process group, 9 configurations wit
 MEGATRON = "Megatron-Core distributed optimizer, checked against published B200 peaks (SimuMax docs)"
 
 
+@formula(unit="parameters", source="tensor parallelism divides matrices, not norms and routers (Megatron-LM)")
+def dense_rank_params(*, sharded: Num, replicated: Num, tp: Num) -> Num:
+    """Parameters of a rank outside routed experts: divided matrices, and what every rank holds whole."""
+    return sharded / tp + replicated
+
+
+@formula(
+    unit="parameters", source="expert parallelism divides the experts, expert tensor parallelism each one"
+)
+def expert_rank_params(*, expert: Num, ep: Num, etp: Num) -> Num:
+    """Parameters of a rank in routed experts."""
+    return expert / (ep * etp)
+
+
 @formula(unit="bytes", source=ZERO)
 def weight_bytes(*, params: Num, parameter_bytes: Num, shard: Num, zero_stage: Num) -> Num:
     """Weights stored between steps; divided over the shard group at stage 3."""

@@ -1,0 +1,213 @@
+"""Lines of what the forward pass of a rank leaves for backward, recomputation taken into account."""
+
+from __future__ import annotations
+
+from gpucalc.formulas import activations as act
+from gpucalc.formulas import memory as mem
+from gpucalc.line import Kind, Line, compute, total
+from gpucalc.plan.activation import layer_line, norm_line, selective_line
+from gpucalc.plan.rank import Rank
+from gpucalc.plan.stages import LayerRun
+
+# Parts of a layer as wide as the residual stream: whole on each tensor-parallel rank unless sequence
+# parallelism splits the tokens.
+_RESIDUAL_WIDE = {
+    "mixer_input",
+    "mlp_input",
+    "moe_input",
+    "cross_input",
+    "dropout_masks",
+    "router",
+    "router_input",
+    "layer_input",
+    "kv_lora_norm",
+    "kv_lora_input",
+    "q_lora_norm",
+    "q_lora_input",
+}
+
+
+def _per_layer(rank: Rank, run: LayerRun, per_token: Line) -> Line:
+    """Bytes one layer keeps for one micro-batch on this rank."""
+    tokens = rank.run_tokens(run)
+    parts = tuple(
+        compute(
+            part.name,
+            act.layer_saved_bytes,
+            bytes_per_token=part,
+            tokens=tokens,
+            tp=_shards(rank, part.name, run),
+        )
+        for part in per_token.children
+    )
+    return total(run.block.name, parts, unit="bytes")
+
+
+def _shards(rank: Rank, name: str, run: LayerRun) -> int:
+    """Tensor-parallel ranks a saved part is divided over."""
+    gathered = rank.recipe.gathered_tp_inputs and name in ("mixer_input", "mlp_input", "moe_input")
+    if gathered:
+        return 1
+    return rank.sp if _residual_wide(name, run) else rank.layout.tp
+
+
+def _residual_wide(name: str, run: LayerRun) -> bool:
+    return name in _RESIDUAL_WIDE or any(name == norm.name for norm in run.block.norms)
+
+
+def full_layer(rank: Rank, run: LayerRun) -> Line:
+    """One layer's activations without recomputation."""
+    known = rank.full_layers.get(id(run))
+    if known is None:
+        per_token = layer_line(
+            run.block,
+            rank.recipe,
+            seq_len=run.stack.tokens or rank.recipe.seq_len,
+            memory_tokens=rank.memory_ratio(run),
+        )
+        known = rank.full_layers[id(run)] = _per_layer(rank, run, per_token)
+    return known
+
+
+def checkpoint(rank: Rank, run: LayerRun) -> Line:
+    """One layer's input."""
+    recipe = rank.recipe
+    size = recipe.stream_bytes
+    return compute(
+        run.block.name,
+        act.checkpoint_bytes,
+        hidden=run.stack.hidden,
+        tokens=rank.run_tokens(run),
+        activation_bytes=size,
+        shards=rank.sp,
+    )
+
+
+def kept_layer(rank: Rank, run: LayerRun) -> Line:
+    """What one layer keeps from forward to backward under the recipe's recomputation."""
+    recipe = rank.recipe
+    if recipe.recompute == "full":
+        return checkpoint(rank, run)
+    if recipe.recompute == "none":
+        return full_layer(rank, run)
+    if recipe.recompute_scope == "layer":
+        return compute(
+            run.block.name,
+            act.every_second_layer_bytes,
+            full_bytes=full_layer(rank, run),
+            checkpoint_bytes=checkpoint(rank, run),
+        )
+    seq_len = run.stack.tokens or recipe.seq_len
+    return _per_layer(rank, run, selective_line(run.block, recipe, seq_len=seq_len))
+
+
+def activations(rank: Rank, *, one_layer: bool = False) -> tuple[Line, ...]:
+    """What is kept for backward; one_layer: when the sweep has come to the first layer."""
+    lines: list[Line] = []
+    for run in rank.stage.layers:
+        if rank.idle(run):
+            continue
+        if one_layer and lines:
+            break
+        flight = rank.in_flight if run.in_trunk else 1
+        lines.append(
+            compute(
+                f"{run.stack.name}.{run.block.name}",
+                act.kept_activation_bytes,
+                kind=Kind.MODELLED,
+                layer_bytes=kept_layer(rank, run),
+                layers=1 if one_layer else run.count,
+                in_flight=flight,
+            )
+        )
+    network = rank.graph.network
+    if network is not None and network.saved_elements is not None:
+        lines.append(
+            compute(
+                "network",
+                act.network_saved_bytes,
+                kind=Kind.MODELLED,
+                saved_elements=network.saved_elements,
+                images=rank.layout.micro_batch,
+                activation_bytes=rank.recipe.activation_bytes,
+            )
+        )
+    if rank.stage.first and rank.graph.embedding is not None:
+        lines.append(compute("token_ids", act.token_id_bytes, tokens=rank.tokens, in_flight=rank.in_flight))
+    rotary = rank.rotary_dim()
+    if rotary:
+        lines.append(
+            compute(
+                "rotary_table",
+                act.rotary_table_bytes,
+                seq_len=rank.recipe.seq_len,
+                head_dim=rotary,
+                activation_bytes=rank.recipe.activation_bytes,
+            )
+        )
+    if rank.recipe.autocast and rank.recipe.recompute == "none":
+        lines.append(
+            compute(
+                "autocast_weights",
+                mem.autocast_weight_bytes,
+                linear_params=rank.layer_linear_params(one_layer=one_layer),
+            )
+        )
+    if "activations" in rank.recipe.offload:
+        return ()
+    return (total("activations", tuple(lines), unit="bytes"),)
+
+
+def rebuilt(rank: Rank) -> Line | None:
+    """The layer that is rebuilt while its backward runs, where recomputation drops it."""
+    recipe = rank.recipe
+    if recipe.recompute == "none" or not rank.stage.layers:
+        return None
+    run = widest_run(rank)
+    return compute(
+        "recomputed_layer",
+        act.recomputed_layer_bytes,
+        kind=Kind.MODELLED,
+        full_bytes=full_layer(rank, run),
+        kept_bytes=0 if recipe.recompute == "full" else kept_layer(rank, run),
+        note=f"one {run.block.name}",
+    )
+
+
+def head_saved(rank: Rank) -> tuple[Line, ...]:
+    """What the final norm, the output matrix and the loss keep, on the last stage."""
+    if not rank.vocab or rank.graph.head is None:
+        return ()
+    recipe, head = rank.recipe, rank.graph.head
+    per_token = [
+        compute(
+            "head_input",
+            act.linear_input_saved_bytes,
+            width=head.hidden,
+            element_bytes=recipe.activation_bytes,
+            copies=1,
+        )
+    ]
+    norm = rank.graph.trunk.final_norm
+    if norm is not None:
+        per_token.append(norm_line(norm, recipe, frozen=False))
+    lines = [
+        compute(line.name, act.layer_saved_bytes, bytes_per_token=line, tokens=rank.tokens, tp=rank.sp)
+        for line in per_token
+    ]
+    if recipe.loss == "unfused":
+        lines.append(
+            compute(
+                "log_softmax",
+                act.layer_saved_bytes,
+                bytes_per_token=compute("per_token", act.unfused_loss_saved_bytes, vocab=rank.vocab),
+                tokens=rank.tokens,
+                tp=rank.layout.tp,
+            )
+        )
+    return (total("head_and_loss", tuple(lines), unit="bytes"),)
+
+
+def widest_run(rank: Rank) -> LayerRun:
+    """The layer kind that keeps most without recomputation."""
+    return max(rank.stage.layers, key=lambda item: full_layer(rank, item).value)

@@ -1,0 +1,285 @@
+"""Lines of tensors that live for a moment: loss, gathered weights, the widest point of a layer's backward."""
+
+from __future__ import annotations
+
+from gpucalc.formulas import activations as act
+from gpucalc.formulas import memory as mem
+from gpucalc.graph import Mlp, Moe
+from gpucalc.line import Line, compute
+from gpucalc.plan import allowances
+from gpucalc.plan.kept import widest_run
+from gpucalc.plan.rank import Rank
+from gpucalc.plan.stages import block_linears
+
+
+def loss_transients(rank: Rank) -> tuple[Line, ...]:
+    """Logits and their copies and gradients while the loss is taken and left, the larger of the two."""
+    if not rank.vocab or rank.graph.head is None:
+        return ()
+    recipe, layout, vocab = rank.recipe, rank.layout, rank.vocab
+    if recipe.loss == "chunked":
+        line = compute(
+            "chunked_loss",
+            act.chunked_loss_bytes,
+            tokens=rank.tokens,
+            vocab=vocab,
+            hidden=rank.graph.head.hidden,
+            activation_bytes=recipe.activation_bytes,
+            head_trained=int(recipe.adapters is None or recipe.adapters.trained_embeddings),
+        )
+        return (line, *gathered_root(rank))
+    if recipe.loss == "fused":
+        line = compute(
+            "logits",
+            act.layer_saved_bytes,
+            bytes_per_token=compute(
+                "per_token", act.fused_loss_bytes, vocab=vocab, activation_bytes=recipe.activation_bytes
+            ),
+            tokens=rank.tokens,
+            tp=layout.tp,
+        )
+        return (line, *gathered_root(rank))
+    forward = compute(
+        "forward", act.loss_forward_bytes, vocab=vocab, activation_bytes=recipe.activation_bytes
+    )
+    backward = compute(
+        "backward",
+        act.loss_backward_bytes,
+        vocab=vocab,
+        activation_bytes=recipe.activation_bytes,
+        logits_kept=0,
+    )
+    if recipe.gathered_tp_inputs and layout.tp > 1:
+        backward = compute("backward", act.loss_parallel_backward_bytes, vocab=vocab)
+    worst = forward if forward.value >= backward.value else backward
+    line = compute("logits", act.layer_saved_bytes, bytes_per_token=worst, tokens=rank.tokens, tp=layout.tp)
+    return (line, *gathered_root(rank))
+
+
+def gathered_root(rank: Rank) -> tuple[Line, ...]:
+    """Gathered head (and embedding in the root group) while the loss is taken."""
+    if not rank.gathers:
+        return ()
+    return (
+        compute(
+            "gathered_root_weights",
+            mem.weight_bytes,
+            params=rank.root_params(),
+            parameter_bytes=rank.recipe.compute_bytes,
+            shard=1,
+            zero_stage=0,
+        ),
+    )
+
+
+def forward_transients(rank: Rank) -> tuple[Line, ...]:
+    """Gathered weights at the widest point of forward, under full sharding."""
+    if not rank.gathers:
+        return ()
+    recipe = rank.recipe
+    if recipe.framework == "deepspeed":
+        return (_deepspeed_live(rank),)
+    if not recipe.reshard or recipe.unlimited_gathers:
+        return (
+            compute(
+                "gathered_weights",
+                mem.fsdp_forward_unresharded_bytes,
+                root_params=rank.root_params(),
+                layer_params=rank.layer_params(),
+                layers=rank.stage.depth,
+                element_bytes=recipe.compute_bytes,
+            ),
+        )
+    return (
+        compute(
+            "gathered_weights",
+            mem.fsdp_forward_bytes,
+            root_params=rank.root_params(),
+            layer_params=rank.layer_params(),
+            element_bytes=recipe.compute_bytes,
+        ),
+    )
+
+
+def _deepspeed_live(rank: Rank) -> Line:
+    held = rank.dense + rank.expert
+    if rank.recipe.adapters is not None and not rank.recipe.adapters.base_sharded:
+        linears = sum(run.params.linear * run.count for run in rank.stage.layers) / rank.layout.tp
+        held = rank.dense - linears  # the quantised base is whole on every rank
+    return compute(
+        "gathered_weights",
+        mem.deepspeed_live_parameter_bytes,
+        live_elements=allowances.DEEPSPEED_LIVE_PARAMETERS,
+        params=held,
+        element_bytes=rank.recipe.compute_bytes,
+    )
+
+
+def final_norm_backward(rank: Rank) -> tuple[Line, ...]:
+    """What the written-out final RMSNorm holds while its backward runs."""
+    recipe, norm = rank.recipe, rank.graph.trunk.final_norm if rank.graph.stacks else None
+    if not rank.vocab or norm is None or recipe.kernels != "eager" or "rmsnorm" not in norm.kind:
+        return ()
+    return (
+        compute(
+            "final_norm_input",
+            act.checkpoint_bytes,
+            hidden=norm.width,
+            tokens=rank.tokens,
+            activation_bytes=4,
+            shards=rank.sp,
+        ),
+        compute(
+            "backward_working_set",
+            act.rmsnorm_backward_bytes,
+            hidden=norm.width,
+            tokens=rank.tokens / rank.sp,
+        ),
+    )
+
+
+def embedding_gradient_input(rank: Rank) -> tuple[Line, ...]:
+    """Gradient of the embedding's output, alive while the table's gradient is made."""
+    if not rank.stage.first or rank.graph.embedding is None:
+        return ()
+    return (
+        compute(
+            "embedding_output_gradient",
+            act.checkpoint_bytes,
+            hidden=rank.graph.embedding.width,
+            tokens=rank.tokens,
+            activation_bytes=rank.recipe.activation_bytes,
+            shards=rank.sp,
+        ),
+    )
+
+
+def dequantised(rank: Rank) -> tuple[Line, ...]:
+    """16-bit weights made from a quantised base: one matrix, or the layer where autograd keeps them."""
+    recipe, adapters = rank.recipe, rank.recipe.adapters
+    if adapters is None or not adapters.quantised or not rank.stage.layers:
+        return ()
+    run = max(rank.stage.layers, key=lambda item: item.params.total)
+    sizes = [linear.inputs * linear.outputs for linear in block_linears(run.block)]
+    kept = sum(sizes) if adapters.keeps_dequantised else max(sizes)
+    return (
+        compute(
+            "dequantised_weights",
+            mem.weight_bytes,
+            params=kept / rank.layout.tp,
+            parameter_bytes=recipe.compute_bytes,
+            shard=1,
+            zero_stage=0,
+        ),
+    )
+
+
+def backward_working_set(rank: Rank) -> tuple[Line, ...]:
+    """Gradients alive at the widest point of the backward of a layer or of the output matrix."""
+    recipe, layout = rank.recipe, rank.layout
+    if not rank.stage.layers:
+        return ()
+    run = widest_run(rank)
+    ffn = run.block.ffn
+    tokens = rank.run_tokens(run)
+    hidden = run.stack.hidden
+    size = recipe.activation_bytes
+    width, gated = _mlp_width(ffn)
+    gathered = int(layout.sequence_parallel and layout.tp > 1)
+    candidates = []
+    if recipe.framework == "megatron":
+        candidates.append(
+            compute(
+                "backward_working_set",
+                act.megatron_mlp_backward_bytes,
+                mlp_width=2 * width if gated else width,
+                hidden=hidden,
+                tokens=tokens,
+                activation_bytes=size,
+                tp=layout.tp,
+                gathered=gathered,
+            )
+        )
+    else:
+        formula = act.gated_mlp_backward_bytes if gated else act.plain_mlp_backward_bytes
+        candidates.append(
+            compute(
+                "backward_working_set",
+                formula,
+                ffn=width,
+                hidden=hidden,
+                tokens=tokens,
+                activation_bytes=size,
+                tp=layout.tp,
+            )
+        )
+    if recipe.framework == "megatron" and rank.vocab:
+        candidates.append(
+            compute(
+                "backward_working_set",
+                act.megatron_head_backward_bytes,
+                vocab=rank.vocab,
+                hidden=hidden,
+                tokens=rank.tokens,
+                activation_bytes=size,
+                tp=layout.tp,
+                gathered=gathered,
+            )
+        )
+    return (max(candidates, key=lambda line: line.value),)
+
+
+def backward_transients(rank: Rank) -> tuple[Line, ...]:
+    """Gathered weights and gradients under reduction while a layer's backward runs, under full sharding."""
+    if not rank.gathers:
+        return ()
+    recipe = rank.recipe
+    if recipe.framework == "deepspeed":
+        return (_deepspeed_live(rank),)
+    layer = rank.layer_params()
+    line = compute(
+        "gathered_weights_and_gradients",
+        mem.fsdp_backward_bytes,
+        root_params=rank.root_params(),
+        head_params=rank.stage.head.sharded / rank.layout.tp if recipe.wrapped_root else 0,
+        layer_params=layer,
+        element_bytes=recipe.compute_bytes,
+        reduce_bytes=recipe.reduce_bytes,
+    )
+    if recipe.reshard:
+        return (line,)
+    kept = compute(
+        "unsharded_layers",
+        mem.weight_bytes,
+        params=(rank.stage.depth - 1) * layer,
+        parameter_bytes=recipe.compute_bytes,
+        shard=1,
+        zero_stage=0,
+    )
+    return (line, kept)
+
+
+def end_transients(rank: Rank) -> tuple[Line, ...]:
+    """The root group's gradients as they are reduced, under full sharding."""
+    if not rank.gathers or rank.recipe.framework == "deepspeed":
+        return ()
+    recipe = rank.recipe
+    return (
+        compute(
+            "root_gradients",
+            mem.fsdp_end_bytes,
+            root_params=rank.root_params(),
+            layer_params=rank.layer_params(),
+            element_bytes=recipe.compute_bytes,
+            reduce_bytes=recipe.reduce_bytes,
+        ),
+    )
+
+
+def _mlp_width(ffn: object) -> tuple[float, bool]:
+    """Width of the gradients in the feed-forward backward, per token, and whether it is gated."""
+    if isinstance(ffn, Mlp):
+        return ffn.ffn, ffn.gated
+    if isinstance(ffn, Moe):
+        return ffn.top_k * ffn.expert_ffn + ffn.shared_ffn, ffn.gated
+    return 0, False
