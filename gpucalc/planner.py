@@ -12,11 +12,11 @@ from typing import Any
 from gpucalc.accuracy import error_table
 from gpucalc.advise import advised
 from gpucalc.catalog import Catalog
-from gpucalc.errors import InputError
 from gpucalc.jobs import ResolvedJob
 from gpucalc.plan.answer import Assumption, Level, Plan
 from gpucalc.plan.evaluate import ErrorTable, Subject
 from gpucalc.search import best_run, plan_best
+from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import TrainRun
 
@@ -37,12 +37,25 @@ def plan_job(
 ) -> Plan:
     """The plan of a job. `subject` and `cluster` may be handed in when many jobs share them."""
     run = job.run
-    if not isinstance(run, TrainRun):
-        raise InputError("serving runs cannot be planned yet", where=job.where, key="run.task", given="serve")
     subject = subject or Subject.of(job.model)
     cluster = cluster or catalog.cluster(job.fleet, job.job.system)
     errors = errors if errors is not None else error_table(catalog)
     assumptions = tuple(Assumption(d.key, d.value, d.why) for d in job.defaults)
+    if not isinstance(run, TrainRun):
+        from gpucalc.search_serving import plan_serving  # training plans do without
+
+        return plan_serving(
+            subject,
+            run,
+            cluster,
+            catalog.load("engines", run.framework, EngineSpec),
+            name=job.name,
+            fleet=str(job.fleet),
+            assumptions=assumptions,
+            notes=job.notes,
+            errors=errors,
+            always_time=always_time,
+        )
     run, assumptions = _runnable_precision(run, assumptions, cluster)
     plan = plan_best(
         subject,

@@ -17,7 +17,7 @@ LAYERS: list[set[str]] = [
     {"graph", "builders", "families", "catalog", "importers", "formulas"},
     {"counts", "jobs"},
     {"plan"},
-    {"search"},
+    {"search", "search_serving"},
     {"advise", "measured", "measured_collectives"},
     {"validate"},
     {"accuracy"},

@@ -163,7 +163,7 @@ def evaluate(
     listed += [Assumption("gpus", "", text) for text in cluster.assumptions]
     return Plan(
         name=name,
-        model=_model_line(subject.counts),
+        model=model_line(subject.counts),
         fleet=fleet,
         gpus=cluster.count,
         recipe=recipe,
@@ -177,7 +177,7 @@ def evaluate(
         binds=binds,
         assumptions=tuple(listed),
         actions=(),
-        notes=(*subject.graph.notes, *notes, *_fleet_notes(cluster)),
+        notes=(*subject.graph.notes, *notes, *fleet_notes(cluster)),
     )
 
 
@@ -315,7 +315,8 @@ def cost_line(run: TrainRun, cluster: Cluster, layout: Layout, time: Line, rates
     return Line("cost", hours.value, hours.unit, Kind.MODELLED, children=tuple(parts), note=note)
 
 
-def _model_line(counts: Counts) -> Line:
+def model_line(counts: Counts) -> Line:
+    """Parameters of the model, active ones and parts beneath."""
     tree = counts.total
     return Line(
         "model",
@@ -327,7 +328,7 @@ def _model_line(counts: Counts) -> Line:
     )
 
 
-def _fleet_notes(cluster: Cluster) -> tuple[str, ...]:
+def fleet_notes(cluster: Cluster) -> tuple[str, ...]:
     """What a mixed fleet means: the smallest card sizes it, the slowest paces it."""
     if len(cluster.pools) < 2:
         return ()

@@ -86,6 +86,24 @@ class EngineEra(Spec):
         return table[max(below) if below else min(table)].line(name)
 
 
+class LaunchFlag(Spec):
+    """A flag of the engine's command: the setting it takes and the version it appeared in."""
+
+    key: str
+    flag: str
+    since: str = "0"
+
+
+class Launch(Spec):
+    """The command that starts the engine's server. `{model}` stands for the checkpoint."""
+
+    since: str = "0"
+    command: str
+    flags: tuple[LaunchFlag, ...]
+    quantizations: dict[str, str] = Field(default_factory=dict)  # our names and the engine's, where it asks
+    kv_dtypes: dict[str, str] = Field(default_factory=dict)
+
+
 class EngineSpec(Spec):
     """One engine as the catalogue describes it."""
 
@@ -95,6 +113,7 @@ class EngineSpec(Spec):
     default_version: str
     eras: tuple[EngineEra, ...] = Field(min_length=1)
     speed: EngineSpeed | None = None
+    launch: tuple[Launch, ...] = ()  # from the oldest version to the newest
     notes: tuple[str, ...] = ()
 
     @field_validator("eras")
@@ -118,6 +137,12 @@ class EngineSpec(Spec):
         if not merged:
             merged = {name: getattr(self.eras[0], name) for name in self.eras[0].model_fields_set}
         return EngineEra.model_construct(**merged)
+
+    def launch_at(self, version: str) -> Launch | None:
+        """The command of that version, None where the engine has no server."""
+        wanted = version_key(version)
+        known = [one for one in self.launch if wanted is None or (version_key(one.since) or ()) <= wanted]
+        return known[-1] if known else None
 
 
 def version_key(version: str) -> tuple[int, ...] | None:

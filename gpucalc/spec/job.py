@@ -430,7 +430,9 @@ class ServeRun(Spec):
         default=1, description="ranks of a tensor group that share one sequence's cache"
     )
     max_model_len: Tokens | None = None
-    block_size: Annotated[int, _whole(4096)] | None = Field(default=None, description="tokens per cache block")
+    block_size: Annotated[int, _whole(4096)] | None = Field(
+        default=None, description="tokens per cache block"
+    )
     max_num_seqs: Annotated[int, _whole(10**6)] | None = None
     max_num_batched_tokens: Tokens | None = None
     gpu_memory_utilization: (

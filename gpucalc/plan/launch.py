@@ -1,0 +1,57 @@
+"""The command that starts an engine as planned, from the flags its description lists for the version."""
+
+from __future__ import annotations
+
+import shlex
+
+from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe
+from gpucalc.spec.engine import EngineSpec, version_key
+from gpucalc.spec.model import ModelSpec
+
+
+def launch_line(
+    engine: EngineSpec,
+    layout: ServeLayout,
+    recipe: ServeRecipe,
+    spec: ModelSpec,
+    quant: str | None,
+    kv_dtype: str,
+) -> str | None:
+    """One engine's command; replicas each run it. None where the engine has none."""
+    launch = engine.launch_at(recipe.version)
+    if launch is None:
+        return None
+    slots = recipe.max_num_seqs
+    values: dict[str, object] = {
+        "tp": layout.tp if layout.tp > 1 else None,
+        "pp": layout.pp if layout.pp > 1 else None,
+        "dp": layout.dp if layout.dp > 1 else None,
+        "ep": layout.ep if layout.ep > 1 else None,
+        "expert_parallel": True if layout.ep > 1 else None,
+        "decode_context_parallel": layout.decode_context if layout.decode_context > 1 else None,
+        "dtype": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[recipe.dtype],
+        "quantization": launch.quantizations.get(quant or ""),
+        "kv_dtype": launch.kv_dtypes.get(kv_dtype),
+        "max_model_len": recipe.max_model_len,
+        "context": recipe.max_model_len * slots,
+        "max_num_seqs": slots,
+        "max_num_batched_tokens": recipe.max_num_batched_tokens,
+        "memory_fraction": recipe.gpu_memory_utilization,
+        "static_fraction": recipe.mem_fraction_static,
+        "enforce_eager": True if recipe.enforce_eager else None,
+        "all_layers": 999,
+        "split": "layer" if layout.pp > 1 else None,
+    }
+    wanted = version_key(recipe.version)
+    words = [launch.command.format(model=shlex.quote(spec.hf or spec.label))]
+    for flag in launch.flags:
+        value = values[flag.key]
+        known = wanted is None or (version_key(flag.since) or ()) <= wanted
+        if value is None or not known:
+            continue
+        words.append(flag.flag if value is True else f"{flag.flag} {_text(value)}")
+    return " ".join(words)
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

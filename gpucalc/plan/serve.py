@@ -1,0 +1,246 @@
+"""One deployment to one plan: memory as the engine divides it, the verdict, the cache, speed and cost.
+
+Nothing is searched here: every degree is a number. `gpucalc.search_serving` settles what is "auto".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gpucalc.errors import GpucalcError
+from gpucalc.formulas import cost as money
+from gpucalc.graph import Graph
+from gpucalc.line import Kind, Line, compute
+from gpucalc.plan.answer import Assumption, Level, Plan, Verdict
+from gpucalc.plan.evaluate import DAY_S, ErrorTable, Subject, fleet_notes, model_line
+from gpucalc.plan.launch import launch_line
+from gpucalc.plan.serve_memory import ERROR_BASIS, NOTHING_LOGGED, Logged, serving_memory
+from gpucalc.plan.serve_resolve import serve_layout, serve_recipe
+from gpucalc.plan.serve_time import serving_time
+from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingMemory, ServingTime
+from gpucalc.spec.engine import EngineEra, EngineSpec
+from gpucalc.spec.hardware import Cluster
+from gpucalc.spec.job import ServeRun
+
+PHASE = "serve"
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A settled serving run worked out: its layout, recipe and memory, and the assumptions on the way."""
+
+    layout: ServeLayout
+    recipe: ServeRecipe
+    era: EngineEra
+    memory: ServingMemory
+    seats: Line  # requests of the run's own length that one cache holds
+    assumptions: tuple[Assumption, ...]
+
+    @property
+    def level(self) -> Level:
+        """Whether the engine starts: within the budget and the card, beyond the expected error or not."""
+        memory = self.memory
+        over = memory.needed.value - memory.capacity.value
+        if over + memory.uncertain_bytes <= 0:
+            return Level.FITS
+        return Level.MARGINAL if over - memory.uncertain_bytes <= 0 else Level.DOES_NOT_FIT
+
+    @property
+    def cached_tokens(self) -> float:
+        """Tokens one cache holds in requests of the run's own length, windows and states counted."""
+        return float(self.seats.value) * self.recipe.context
+
+
+def deploy(
+    subject: Subject, run: ServeRun, cluster: Cluster, engine: EngineSpec, *, logged: Logged = NOTHING_LOGGED
+) -> Deployment:
+    """The memory side of a settled run. Raises Infeasible or InputError."""
+    layout, laid = serve_layout(run, subject.graph, gpus=cluster.count)
+    recipe, era, chosen = serve_recipe(run, subject.spec, subject.graph, engine, cluster, layout)
+    memory = serving_memory(subject.graph, layout, recipe, era, cluster, logged=logged)
+    seats = _seats(subject.graph, layout, recipe, era, cluster, memory, logged)
+    return Deployment(layout, recipe, era, memory, seats, (*laid, *chosen))
+
+
+def _seats(
+    graph: Graph,
+    layout: ServeLayout,
+    recipe: ServeRecipe,
+    era: EngineEra,
+    cluster: Cluster,
+    memory: ServingMemory,
+    logged: Logged,
+) -> Line:
+    """Requests of the run's own length in one cache: the same arithmetic with that length as the longest."""
+    if recipe.engine in ("llamacpp", "hf"):
+        return Line("requests_in_cache", memory.max_concurrency.value, "requests", source="slots asked for")
+    own = memory
+    if recipe.context != recipe.max_model_len:
+        given = replace(logged, pool=float(memory.pool.value), weights=float(memory.weights.value))
+        own = serving_memory(
+            graph, layout, replace(recipe, max_model_len=recipe.context), era, cluster, logged=given
+        )
+    most = own.max_concurrency
+    return replace(most, name="requests_in_cache", note="of isl + osl tokens, in one cache")
+
+
+def evaluate_serving(
+    subject: Subject,
+    run: ServeRun,
+    cluster: Cluster,
+    engine: EngineSpec,
+    *,
+    name: str,
+    fleet: str,
+    assumptions: tuple[Assumption, ...] = (),
+    notes: tuple[str, ...] = (),
+    errors: ErrorTable | None = None,
+    always_time: bool = False,
+) -> Plan:
+    """The plan of a settled serving run. Raises Infeasible or InputError."""
+    found = deploy(subject, run, cluster, engine)
+    verdict = _verdict(found)
+    time: ServingTime | None = None
+    told = list(found.memory.notes)
+    if always_time or verdict.level is not Level.DOES_NOT_FIT:
+        time, why = timed(subject, found, engine, cluster)
+        told += [why] if why else []
+        told += list(time.notes) if time is not None else []
+    told += _cache_notes(found)
+    stated = {item.key for item in assumptions}
+    own = tuple(item for item in found.assumptions if item.key not in stated)
+    known = errors or ErrorTable()
+    rates = _rates(time, found) if time is not None else None
+    return Plan(
+        name=name,
+        model=model_line(subject.counts),
+        fleet=fleet,
+        gpus=cluster.count,
+        recipe=found.recipe,
+        layout=found.layout,
+        verdict=verdict,
+        memory=found.memory.tree,
+        time=time.decode_step_s if time is not None else None,
+        throughput=rates,
+        cost=_cost(cluster, time) if time is not None else None,
+        speed_error=known.time_error(found.recipe.engine) if time is not None else None,
+        binds=time.binds if time is not None else "memory capacity",
+        assumptions=(*assumptions, *own, *(Assumption("gpus", "", text) for text in cluster.assumptions)),
+        actions=(),
+        notes=(*subject.graph.notes, *notes, *fleet_notes(cluster), *dict.fromkeys(told)),
+        cache=_cache(found),
+        launch=launch_line(engine, found.layout, found.recipe, subject.spec, run.quant, run.kv_dtype),
+    )
+
+
+def timed(
+    subject: Subject, found: Deployment, engine: EngineSpec, cluster: Cluster
+) -> tuple[ServingTime | None, str | None]:
+    """The speed of a deployment, or why there is none to show."""
+    try:
+        time = serving_time(
+            subject.graph,
+            found.layout,
+            found.recipe,
+            engine,
+            cluster,
+            kv_tokens=found.cached_tokens,
+        )
+    except GpucalcError as error:
+        return None, f"no speed: {error}"
+    return time, None
+
+
+def _verdict(found: Deployment) -> Verdict:
+    memory = found.memory
+    return Verdict(
+        level=found.level,
+        needed=memory.needed,
+        capacity=memory.capacity,
+        margin_bytes=memory.capacity.value - memory.needed.value,
+        expected_error=memory.uncertain_bytes / memory.needed.value if memory.needed.value else 0.0,
+        error_basis=ERROR_BASIS,
+        binds=memory.binds,
+        phase=PHASE,
+        stage=memory.stage,
+    )
+
+
+def _cache(found: Deployment) -> Line:
+    memory = found.memory
+    parts = (
+        memory.budget,
+        memory.pool,
+        memory.kv_bytes_per_token,
+        memory.state_bytes,
+        memory.kv_blocks,
+        memory.kv_tokens,
+        memory.max_concurrency,
+        found.seats,
+    )
+    shown = tuple(part for part in parts if part.value or part is not memory.state_bytes)
+    return Line("cache", memory.pool.value, "bytes", memory.pool.kind, children=shown, note="on one GPU")
+
+
+def _cache_notes(found: Deployment) -> list[str]:
+    """What the engine would say at the start, and what waits for room."""
+    memory, recipe = found.memory, found.recipe
+    notes = [f"{recipe.engine} would refuse to start: {memory.refusal}"] if memory.refusal else []
+    seats = int(found.seats.value) * found.layout.caches
+    if memory.refusal is None and seats < recipe.concurrency:
+        notes.append(
+            f"the cache holds {seats} requests of {recipe.context} tokens,"
+            f" {recipe.concurrency} are in flight: the rest wait"
+        )
+    return notes
+
+
+def _rates(time: ServingTime, found: Deployment) -> Line:
+    """Output tokens per second of the deployment; beneath it what one user and one GPU see."""
+    parts: list[Line] = [
+        replace(time.prefill_s, name="ttft", note=_against("time to first token", found.recipe.ttft_ms)),
+        replace(
+            time.decode_step_s, name="tpot", note=_against("time per output token", found.recipe.tpot_ms)
+        ),
+        time.tokens_per_s_per_user,
+        time.tokens_per_s_per_gpu,
+    ]
+    for extra in (time.requests_per_s, time.request_s, time.queue_s, time.burst_first_token_s):
+        if extra is not None:
+            parts.append(extra)
+    running = Line("running_requests", time.concurrency, "requests", source="requests the cache lets through")
+    parts += [running, found.memory.max_concurrency, found.memory.kv_tokens]
+    output = time.output_tokens_per_s
+    return replace(output, name="output_tokens_per_s", children=tuple(parts))
+
+
+def _against(words: str, target_ms: float | None) -> str:
+    return words if target_ms is None else f"{words}; the target is {target_ms:g} ms"
+
+
+def meets_targets(time: ServingTime, recipe: ServeRecipe) -> bool:
+    """Whether the mean times are within the run's targets."""
+    first = time.prefill_s.value + (time.queue_s.value if time.queue_s is not None else 0.0)
+    return (recipe.ttft_ms is None or first * 1e3 <= recipe.ttft_ms) and (
+        recipe.tpot_ms is None or time.decode_step_s.value * 1e3 <= recipe.tpot_ms
+    )
+
+
+def _cost(cluster: Cluster, time: ServingTime) -> Line:
+    """GPU-hours and rental of a day, and of a million output tokens."""
+    hours = compute("gpu_hours", money.gpu_hours, gpus=cluster.count, training_s=DAY_S)
+    parts = [hours]
+    price = cluster.price_per_gpu_hour
+    if price is not None:
+        parts.append(compute("rental", money.rental_usd, gpu_hours=hours, usd_per_gpu_hour=price))
+        parts.append(
+            compute(
+                "rental_per_million_tokens",
+                money.usd_per_million_tokens,
+                usd_per_gpu_hour=price,
+                gpus=cluster.count,
+                tokens_per_s=time.output_tokens_per_s,
+            )
+        )
+    return Line("cost", hours.value, hours.unit, Kind.MODELLED, children=tuple(parts), note="of one day")
+
