@@ -179,6 +179,15 @@ def shared_pairs(*, pairs: Num, cp: Num) -> Num:
     return pairs / cp
 
 
+@formula(
+    unit="count",
+    source="Arithmetic: the last of cp ranges sees all keys; torchtitan's long-context runs of 2024",
+)
+def unbalanced_pairs(*, pairs: Num, cp: Num) -> Num:
+    """Query-key pairs of the busiest context-parallel rank where causal ranges are not dealt out in pairs."""
+    return pairs / cp * (2 - 1 / cp)
+
+
 @formula(unit="s", source=_GEMM)
 def gemm_s(
     *,

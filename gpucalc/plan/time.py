@@ -575,7 +575,7 @@ def _data_parallel(time: _StageTime, layout: Layout, recipe: Recipe, links: Link
     if is_scalar(replicas) and replicas == 1:
         return []
     dense, expert = _trained(time.stage, layout, recipe)
-    held_dense, held_expert = rank_params(time.stage.params, layout)
+    held_dense, held_expert = _gathered(time.stage, dense, expert, layout, recipe)
     groups = [("dense", dense, held_dense, replicas, layout.tp)]
     if any(has_experts(run.block) for run in time.stage.layers):
         groups.append(("expert", expert, held_expert, _expert_replicas(layout), layout.ep * layout.etp))
@@ -605,6 +605,19 @@ def _data_parallel(time: _StageTime, layout: Layout, recipe: Recipe, links: Link
             children=(communication,),
         )
     ]
+
+
+def _gathered(stage: Stage, dense: Num, expert: Num, layout: Layout, recipe: Recipe) -> tuple[Num, Num]:
+    """Parameters a rank gathers, dense and expert: all at stage 3, else what the optimizer stepped.
+
+    A base that no stage divides (quantised, under DeepSpeed) is never gathered.
+    """
+    if layout.zero_stage < 3:
+        return dense, expert
+    if recipe.adapters is not None and not recipe.adapters.base_sharded:
+        tables, _ = rank_params(stage.embedding + stage.head, layout)
+        return tables + dense, expert
+    return rank_params(stage.params, layout)
 
 
 def _group_sync(

@@ -20,6 +20,8 @@ from gpucalc.spec.hardware import KernelRate, KernelSpec
 
 LOW_PRECISION = ("fp8", "fp6", "fp4", "int8")
 WHOLE_RECOMPUTE = ("megatron", "deepspeed")  # frameworks whose checkpoints repeat a layer's last product
+# Before, PyTorch's context parallelism gave a rank one range: under a causal mask the last has most to do.
+BALANCED_CONTEXT_YEAR = 2025
 SCAN_CHUNK = 256  # tokens per chunk in Mamba-2 and flash-linear-attention kernels
 TILE_ROWS = 128  # rows of a matrix tile; an expert's last tile is padded to it
 
@@ -500,6 +502,9 @@ def _attention(
     if part.qk_norm != "none":
         _elementwise(work, "qk_norm", shape.tokens, width, NORM_PASSES[code], size, device)
     pairs = attention_pairs(part, cross, shape)
+    uneven = (
+        part.causal and not cross and recipe.framework == "torchtitan" and recipe.year < BALANCED_CONTEXT_YEAR
+    )
     flops = compute(
         "flops",
         f.attention_core_flops,
@@ -507,7 +512,7 @@ def _attention(
         heads=heads,
         qk_dim=part.qk_dim,
         v_dim=part.v_dim,
-        pairs=compute("pairs", f.shared_pairs, pairs=pairs, cp=layout.cp),
+        pairs=compute("pairs", f.unbalanced_pairs if uneven else f.shared_pairs, pairs=pairs, cp=layout.cp),
     )
     if recipe.attention == "eager":
         _unfused_attention(work, part, cross, heads, shape, layout, recipe, device)
