@@ -52,7 +52,8 @@ def advised(
         kept.sort(key=lambda a: -(a.tokens_per_s or 0))
     else:
         needed = plan.verdict.needed.value
-        kept = [a for a in actions if a.needed_bytes < needed * WORTH_MEMORY]
+        better = _RANK[plan.verdict.level]
+        kept = [a for a in actions if a.needed_bytes < needed * WORTH_MEMORY or _RANK[a.level] < better]
         kept.sort(key=lambda a: (_RANK[a.level], -(a.tokens_per_s or 0), a.needed_bytes))
     kept = kept[:MOST_ACTIONS]
     if len(cluster.pools) > 1 and clusters is not None:
@@ -233,8 +234,20 @@ def _changes(plan: Plan, run: TrainRun) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "another layout", {**auto, **_kept_batch(plan)}
 
 
+def _host_changes(plan: Plan, run: TrainRun) -> Iterator[tuple[str, dict[str, Any]]]:
+    if plan.recipe.host_load == "every-rank" and plan.layout.world > 1:
+        yield "load on one rank of a node", {"host_load": "one-rank"}
+    if run.framework == "deepspeed" and run.offload.endswith("-cpu") and "optimizer" in run.offload:
+        kept = "params+optimizer" if run.offload.startswith("params") else "optimizer"
+        yield "offload to NVMe", {"offload": f"{kept}-nvme"}
+
+
 def _memory_changes(plan: Plan, run: TrainRun) -> Iterator[tuple[str, dict[str, Any]]]:
     layout, recipe = plan.layout, plan.recipe
+    if plan.verdict.phase == "load" and recipe.loaded_bytes > recipe.parameter_bytes:
+        yield "weights read in 16 bit", {"loaded_as": "16-bit"}
+    if plan.verdict.host_decides:
+        yield from _host_changes(plan, run)
     if recipe.recompute != "full":
         yield "full recompute", {"recompute": "full"}
     if layout.micro_batch > 1:

@@ -139,3 +139,23 @@ def test_adaptive_optimizers_cost_what_they_keep() -> None:
     pure = {"framework": "ddp", "zero_stage": 0, "precision": "bf16-pure", "gpus": "1xH200"}
     for name, states in (("prodigy", 4), ("adan", 4), ("adamw-fused", 2), ("adagrad", 1), ("rmsprop", 1)):
         assert biggest(plan(optimizer=name, **pure), "optimizer_states") == states * 2 * N
+
+
+def test_advice_names_the_load_and_the_host() -> None:
+    def titles(gpus: str = "8xA100-SXM-80GB", **run: Any) -> set[str]:
+        job = {**JOB, "gpus": gpus, "run": {**RUN, **run}}
+        found = plan_job(resolve_data(job, CATALOG, where="job"), CATALOG)
+        return {action.title for action in found.actions}
+
+    assert "weights read in 16 bit" in titles("8xV100-SXM2-32GB", precision="fp16")
+    assert "offload to NVMe" in titles(
+        zero_stage=3, offload="params+optimizer-cpu", host_load="one-rank", host_ram_gb=100
+    )
+
+
+def test_a_reference_model_reads_every_sequence_once_more() -> None:
+    one, two = plan().time, plan(reference_model=True).time
+    assert one is not None
+    assert two is not None
+    assert two.child("reference_forward").value == one.child("forward").value
+    assert two.value > one.value

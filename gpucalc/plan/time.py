@@ -205,6 +205,8 @@ def _pool_step(
         if lines
     ]
     parts = [_with_children(part) for part in parts]
+    if recipe.reference_model:  # the frozen copy reads every sequence too
+        parts += [replace(part, name="reference_forward") for part in parts if part.name == "forward"]
     micro_batch: Num = times[0].micro_batch_s
     for time in times[1:]:
         micro_batch = maximum(micro_batch, time.micro_batch_s)
