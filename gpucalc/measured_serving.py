@@ -39,7 +39,7 @@ NEAREST_ENGINE = {
 }
 # Number formats as sources word them; the first that matches decides.
 _QUANTS = (
-    (re.compile(r"^(?:none|bf16|bfloat16|fp16|float16|f16)$"), None),
+    (re.compile(r"^(?:none|bf16|bfloat16|fp16|float16|f16)$|\bnative\b"), None),  # as published
     (re.compile(r"nvfp4"), "nvfp4"),
     (re.compile(r"mxfp4"), "mxfp4"),
     (re.compile(r"mxfp8"), "mxfp8"),
@@ -88,13 +88,6 @@ class Rate:
     concurrency: int
     source: str  # the row's field
 
-    @property
-    def quantity(self) -> str:
-        """The quantity it is a value of."""
-        if self.kind == "prefill":
-            return "prefill"
-        return "decode_speed" if self.concurrency == 1 else "batched_speed"
-
 
 @dataclass(frozen=True, slots=True)
 class Logged:
@@ -137,7 +130,6 @@ class Deployment:
     gpu_memory_bytes: float | None
     notes: tuple[str, ...]
     known: str = "all"  # what the GPU is known for: all | memory (its size is logged) | tensors (nothing)
-    decode_context: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,35 +162,35 @@ def shipped(catalog: Catalog) -> tuple[Path, ...]:
     return ()
 
 
-def rates_of(row: Row, run: Mapping[str, Any], conventions: Conventions) -> list[Rate | Skip]:
-    """The speeds a row states. `run` is the row's run with documented defaults filled in."""
-    return list(_rates(row, run, conventions))
+def rates_of(row: Row, run: Mapping[str, Any], conventions: Conventions) -> Iterator[tuple[str, Rate | Skip]]:
+    """The speeds a row states, by quantity, or why one says nothing.
 
-
-def _rates(row: Row, run: Mapping[str, Any], conventions: Conventions) -> Iterator[Rate | Skip]:
+    `run` is the row's run with documented defaults filled in.
+    """
     m, notes = row.measured, str(row.data.get("notes") or "")
     isl, osl, concurrency = (_count(run.get(key)) for key in ("isl", "osl", "concurrency"))
     stated = next((key for key in ("decode_tps", "total_tps") if is_number(m.get(key))), None)
     if stated is not None:
-        if isl is None or osl is None:
-            yield Skip(f"run.{'isl' if isl is None else 'osl'} not stated")
-        elif _REQUEST_RATE.match(notes):
-            yield Skip("the load is a request rate; requests in flight are not stated")
-        elif concurrency is None:
-            yield Skip("run.concurrency not stated")
+        quantity = "decode_speed" if concurrency == 1 else "batched_speed"
+        if _REQUEST_RATE.match(notes):
+            yield quantity, Skip("the load is a request rate; requests in flight are not stated")
+        elif isl is None or osl is None or concurrency is None:
+            unsaid = next(key for key in ("isl", "osl", "concurrency") if _count(run.get(key)) is None)
+            yield quantity, Skip(f"run.{unsaid} not stated")
         else:
             kind, context = _kind(row, conventions) if stated == "decode_tps" else ("all", None)
-            yield Rate(kind, float(m[stated]), isl if context is None else 1, osl, concurrency, stated)
+            prompt = isl if context is None else max(1, context)
+            yield quantity, Rate(kind, float(m[stated]), prompt, osl, concurrency, stated)
     if is_number(m.get("prefill_tps")):
         doubtful = _DOUBTFUL.search(notes)
         if doubtful is not None and doubtful[1] == "prefill":
-            yield Skip("measured.prefill_tps is doubtful by the row's own notes")
+            yield "prefill", Skip("measured.prefill_tps is doubtful by the row's own notes")
         elif isl is None:
-            yield Skip("run.isl not stated")
+            yield "prefill", Skip("run.isl not stated")
         else:
-            yield Rate("prefill", float(m["prefill_tps"]), isl, 1, concurrency or 1, "prefill_tps")
+            yield "prefill", Rate("prefill", float(m["prefill_tps"]), isl, 1, concurrency or 1, "prefill_tps")
     elif is_number(m.get("ttft_ms")) and concurrency == 1 and isl is not None:
-        yield Rate("prefill", isl / (m["ttft_ms"] / 1e3), isl, 1, 1, "ttft_ms")
+        yield "prefill", Rate("prefill", isl / (m["ttft_ms"] / 1e3), isl, 1, 1, "ttft_ms")
 
 
 def _kind(row: Row, conventions: Conventions) -> tuple[str, int | None]:
@@ -342,7 +334,6 @@ class _Draft:
             memory,
             tuple(dict.fromkeys(self.notes)),
             known=known,
-            decode_context=self._decode_context(),
         )
 
     def _job(self, model: str | dict[str, Any], gpus: str, engine: str) -> Job:
@@ -490,6 +481,12 @@ class _Draft:
 
     def _settings(self, engine: str, model: str | dict[str, Any]) -> None:
         run = self.run
+        ranks = _CONTEXT_PARALLEL.search(str(self.row.data.get("notes") or ""))
+        if ranks is not None and engine == "vllm":
+            run["decode_context_parallel"] = int(ranks[1])
+        block = self.row.measured.get("block_size")  # logged, but a setting
+        if _count(block) is not None and engine in ("vllm", "trtllm"):
+            run.setdefault("block_size", block)
         if engine == "sglang" and "gpu_memory_utilization" in run:
             run["mem_fraction_static"] = run.pop("gpu_memory_utilization")
         if run.get("max_model_len") is None:
@@ -516,10 +513,6 @@ class _Draft:
             self.notes.append(f"layers are spread over the {count} GPUs, the engine's default")
         elif product != count:
             raise _Lacking(f"run.tp x pp x dp = {product} is not {count} GPUs")
-
-    def _decode_context(self) -> int:
-        match = _CONTEXT_PARALLEL.search(str(self.row.data.get("notes") or ""))
-        return int(match[1]) if match is not None else 1
 
 
 def doubtful_setting(row: Row) -> str | None:

@@ -5,6 +5,7 @@ throughput in the unit its source used. A point's ratio is estimated over measur
 ratio less one. Rows of a group (one source) are not independent, so the headline statistics give
 every group the same weight; row-weighted ones stand beside them. Runs reported as fitting or as
 out of memory test the verdict as well. Measured collectives are points too: bus bandwidth by size.
+Deployments are compared in `validate_serving`.
 """
 
 from __future__ import annotations
@@ -33,22 +34,30 @@ from gpucalc.measured import (
 )
 from gpucalc.measured_collectives import LARGE, SMALL, CollectivePlanner, Comparison, is_collective
 from gpucalc.measured_collectives import shipped as shipped_collectives
+from gpucalc.measured_serving import ServingNormaliser, is_serving
+from gpucalc.measured_serving import shipped as shipped_serving
 from gpucalc.plan.answer import Level
 from gpucalc.plan.evaluate import UNMEASURED_ERROR, ErrorTable, Subject, hopper_or_later, level_of
 from gpucalc.plan.memory import allocated_peak, memory_peak, reserved_peak
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
 from gpucalc.plan.time import sample_flops, sample_tokens, step_time
+from gpucalc.points import Point, Skipped, Statistics, statistics, tally
 from gpucalc.spec.figure import Figure, FigureKind
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import Job, ServeRun, TrainRun
 from gpucalc.spec.model import ModelSpec
+from gpucalc.validate_serving import QUANTITIES as SERVING_QUANTITIES
+from gpucalc.validate_serving import ServingPlanner, Start, compare_serving, promises_broken, start_counts
 
 SCHEMA_VERSION = 1
 RUN_QUANTITIES = ("peak_memory", "throughput")  # of training runs
-QUANTITIES = (*RUN_QUANTITIES, "collective")
+QUANTITIES = (*RUN_QUANTITIES, "collective", *SERVING_QUANTITIES)
 MOST_HEADROOM = 0.10  # free memory promised to a run that then ran out: never more than this
-PARTS = ("group", "framework", "arch", "gpu", "model", "op", "link", "size")
-_SUMMARY_PARTS = {"collective": ("size", "op", "link", "arch", "group")}
+PARTS = ("group", "framework", "arch", "gpu", "model", "quant", "op", "link", "size")
+_SUMMARY_PARTS = {
+    "collective": ("size", "op", "link", "arch", "group"),
+    **dict.fromkeys(SERVING_QUANTITIES, ("framework", "arch", "gpu", "quant", "group")),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,49 +105,6 @@ Estimator = Callable[[Ready, bool], Estimate]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """One measured quantity beside its estimate, both in `unit`."""
-
-    id: str
-    quantity: str
-    measured: float
-    estimated: float
-    unit: str
-    group: str
-    framework: str
-    stack: str
-    gpu: str
-    arch: str
-    model: str
-    quality: str
-    meter: str
-    notes: tuple[str, ...] = ()
-    op: str = ""  # of a collective: the operation, the class of link that decides, the message's size
-    link: str = ""
-    size: str = ""
-
-    @property
-    def ratio(self) -> float:
-        """Estimated over measured."""
-        return self.estimated / self.measured
-
-    @property
-    def error(self) -> float:
-        """Signed relative error."""
-        return self.ratio - 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A measured quantity that was not compared, and why."""
-
-    id: str
-    quantity: str
-    reason: str
-    group: str
-
-
-@dataclass(frozen=True, slots=True)
 class FitCase:
     """A run known to fit or not, and what the estimate says of the memory it needs."""
 
@@ -171,39 +137,6 @@ class FitCase:
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
-    """Errors of a set of points: over groups of equal weight, and over rows."""
-
-    rows: int
-    groups: int
-    median_abs: float | None
-    p90_abs: float | None
-    signed_median: float | None
-    median_abs_rows: float | None
-    p90_abs_rows: float | None
-    signed_median_rows: float | None
-    skipped: int = 0
-    mean_abs: float | None = None
-    mean_abs_rows: float | None = None
-
-    def document(self) -> dict[str, Any]:
-        """The same for a JSON document."""
-        return {
-            "rows": self.rows,
-            "groups": self.groups,
-            "median_abs": _rounded(self.median_abs),
-            "p90_abs": _rounded(self.p90_abs),
-            "signed_median": _rounded(self.signed_median),
-            "median_abs_rows": _rounded(self.median_abs_rows),
-            "p90_abs_rows": _rounded(self.p90_abs_rows),
-            "signed_median_rows": _rounded(self.signed_median_rows),
-            "mean_abs": _rounded(self.mean_abs),
-            "mean_abs_rows": _rounded(self.mean_abs_rows),
-            "skipped": self.skipped,
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """Every comparison made, every one that was not, and the statistics of both."""
 
@@ -214,6 +147,7 @@ class Report:
     quantities: tuple[str, ...] = QUANTITIES
     files: tuple[str, ...] = field(default=())
     undecided: tuple[Skipped, ...] = ()  # known to fit or not, but without a fact the verdict needs
+    starts: tuple[Start, ...] = ()  # deployments known to have started or not
 
     def of(self, quantity: str) -> tuple[Point, ...]:
         """The points of one quantity."""
@@ -240,7 +174,7 @@ class Report:
     @property
     def rows_skipped(self) -> int:
         """Rows with something measured of which nothing was compared."""
-        compared = {point.id for point in self.points}
+        compared = {point.id for point in self.points} | {start.id for start in self.starts}
         return len({one.id for one in self.skipped} - compared)
 
     def broken(self, bounds: Bounds | None = None) -> tuple[str, ...]:
@@ -264,6 +198,7 @@ class Report:
                 mean = max(found.mean_abs or 0.0, found.mean_abs_rows or 0.0) if found else 0.0
                 if mean > limit:
                     out.append(f"collective {size}: mean error {mean:.1%} is above {limit:.0%}")
+        out += promises_broken({name: self.summary(name) for name in self.quantities}, self.starts)
         if self.rows and self.rows_skipped > promised.skipped * self.rows:
             out.append(f"{self.rows_skipped} of {self.rows} rows skipped, above {promised.skipped:.0%}")
         return tuple(out)
@@ -278,6 +213,8 @@ class Report:
                 }
                 for part in _SUMMARY_PARTS.get(quantity, ("framework", "arch", "group"))
             }
+        if "verdict" in summary:
+            summary["verdict"] = start_counts(self.starts) | {"skipped": self.summary("verdict").skipped}
         return {
             "schema_version": SCHEMA_VERSION,
             "rows": self.rows,
@@ -286,7 +223,8 @@ class Report:
             "fits": fit_counts(self.fits),
             "skip_reasons": {quantity: self.reasons(quantity) for quantity in self.quantities},
             "undecided_reasons": tally(self.undecided),
-            "points": [_point_document(point) for point in self.points],
+            "points": [point.document() for point in self.points],
+            "starts": [start.document() for start in self.starts],
             "skipped": [
                 {"id": one.id, "quantity": one.quantity, "reason": one.reason, "group": one.group}
                 for one in self.skipped
@@ -294,81 +232,7 @@ class Report:
         }
 
 
-def tally(skipped: Iterable[Skipped]) -> dict[str, int]:
-    """How often each reason is given, the commonest first."""
-    counts: dict[str, int] = {}
-    for one in skipped:
-        counts[one.reason] = counts.get(one.reason, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _point_document(point: Point) -> dict[str, Any]:
-    return {
-        "id": point.id,
-        "quantity": point.quantity,
-        "measured": point.measured,
-        "estimated": point.estimated,
-        "ratio": round(point.ratio, 6),
-        "unit": point.unit,
-        "group": point.group,
-        "framework": point.framework,
-        "stack": point.stack,
-        "gpu": point.gpu,
-        "arch": point.arch,
-        "model": point.model,
-        "quality": point.quality,
-        "meter": point.meter,
-        "notes": list(point.notes),
-        **({"op": point.op, "link": point.link, "size": point.size} if point.op else {}),
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
-
-
 # -- statistics -----------------------------------------------------------------------------------
-
-
-def weighted_quantile(values: Sequence[float], weights: Sequence[float], q: float) -> float:
-    """The value at which the cumulated weight passes q of the whole; halfway where it falls on an edge."""
-    order = sorted(range(len(values)), key=lambda i: values[i])
-    goal = q * sum(weights)
-    reached = 0.0
-    for place, i in enumerate(order):
-        reached += weights[i]
-        if abs(reached - goal) <= 1e-9 * max(goal, 1.0) and place + 1 < len(order):
-            return (values[i] + values[order[place + 1]]) / 2
-        if reached > goal:
-            return values[i]
-    return values[order[-1]]
-
-
-def statistics(points: Sequence[Point], *, skipped: int = 0) -> Statistics:
-    """Median and 90th percentile of the absolute error, and the signed median, both ways of weighing."""
-    if not points:
-        return Statistics(0, 0, None, None, None, None, None, None, skipped)
-    sizes: dict[str, int] = {}
-    for point in points:
-        sizes[point.group] = sizes.get(point.group, 0) + 1
-    signed = [point.error for point in points]
-    absolute = [abs(error) for error in signed]
-    equal = [1.0 / sizes[point.group] for point in points]
-    mean = sum(error * weight for error, weight in zip(absolute, equal, strict=True)) / len(sizes)
-    each = [1.0] * len(points)
-    return Statistics(
-        rows=len(points),
-        groups=len(sizes),
-        median_abs=weighted_quantile(absolute, equal, 0.5),
-        p90_abs=weighted_quantile(absolute, equal, 0.9),
-        signed_median=weighted_quantile(signed, equal, 0.5),
-        median_abs_rows=weighted_quantile(absolute, each, 0.5),
-        p90_abs_rows=weighted_quantile(absolute, each, 0.9),
-        signed_median_rows=weighted_quantile(signed, each, 0.5),
-        skipped=skipped,
-        mean_abs=mean,
-        mean_abs_rows=sum(absolute) / len(absolute),
-    )
 
 
 def fit_counts(cases: Sequence[FitCase]) -> dict[str, int]:
@@ -593,7 +457,8 @@ def validate(
     if not files:
         raise InputError("the catalogue holds no measurements", legal="files of measured runs")
     read = [row for row in read_rows(files) if _selected(row, where or {})]
-    rows = [row for row in read if not is_collective(row)]
+    rows = [row for row in read if not is_collective(row) and not is_serving(row)]
+    served = [row for row in read if is_serving(row)] if set(quantities) & set(SERVING_QUANTITIES) else []
     curves = [row for row in read if is_collective(row)] if "collective" in quantities else []
     known = conventions if conventions is not None else conventions_of(catalog)
     report = compare(
@@ -604,20 +469,24 @@ def validate(
         errors=errors,
     )
     points, skipped = compare_collectives(curves, CollectivePlanner(catalog))
+    serving = compare_serving(served, ServingNormaliser.of(catalog), ServingPlanner(catalog), quantities)
     return Report(
-        report.rows + len(curves),
-        report.points + points,
-        report.skipped + skipped,
+        report.rows + len(curves) + len(served),
+        report.points + points + serving.points,
+        report.skipped + skipped + serving.skipped,
         report.fits,
         report.quantities,
         tuple(str(path) for path in files),
         report.undecided,
+        serving.starts,
     )
 
 
 def _shipped(catalog: Catalog, quantities: Sequence[str]) -> list[Path]:
     runs = shipped(catalog) if any(name in RUN_QUANTITIES for name in quantities) else ()
-    return [*runs, *(shipped_collectives(catalog) if "collective" in quantities else ())]
+    curves = shipped_collectives(catalog) if "collective" in quantities else ()
+    served = shipped_serving(catalog) if any(name in SERVING_QUANTITIES for name in quantities) else ()
+    return [*runs, *curves, *served]
 
 
 def compare_collectives(

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpucalc.__main__ import main
+from gpucalc.points import Point, Skipped
 from gpucalc.report import validation
 from gpucalc.report.screen import render
-from gpucalc.validate import FitCase, Point, Report, Skipped
+from gpucalc.validate import FitCase, Report
 
 Capture = pytest.CaptureFixture[str]
 

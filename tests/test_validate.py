@@ -21,23 +21,21 @@ from gpucalc.measured import (
     conventions_of,
     read_rows,
 )
+from gpucalc.points import Point, Skipped, statistics, weighted_quantile
 from gpucalc.spec.job import TrainRun
 from gpucalc.units import GB, GIB
 from gpucalc.validate import (
+    RUN_QUANTITIES,
     Bounds,
     Estimate,
     FitCase,
-    Point,
     Reading,
     Report,
-    Skipped,
     compare,
     fit_counts,
     parse_where,
     speed_of,
-    statistics,
     validate,
-    weighted_quantile,
 )
 
 CATALOGS = Path(__file__).parent.parent / "catalogs"
@@ -548,7 +546,7 @@ def test_an_estimate_that_cannot_be_made_is_a_reason(normaliser: Normaliser) -> 
 
 @pytest.fixture(scope="module")
 def published(catalog: Catalog) -> Report:
-    return validate(catalog=catalog)
+    return validate(catalog=catalog, quantities=(*RUN_QUANTITIES, "collective"))
 
 
 def test_every_published_row_is_compared_or_has_a_reason(published: Report) -> None:

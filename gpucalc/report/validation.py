@@ -9,9 +9,10 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from gpucalc.points import Point, Statistics
 from gpucalc.report.screen import QUIET, clean, columns, heading, indent, quantity
 from gpucalc.units import percent
-from gpucalc.validate import Point, Report, Statistics, fit_counts
+from gpucalc.validate import Report, fit_counts
 
 _MOST_REASONS = 10
 

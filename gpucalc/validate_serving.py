@@ -1,0 +1,437 @@
+"""Published serving runs beside their estimates: memory, tokens of cache, speed, and whether they start.
+
+Every figure a row gives becomes one value of one quantity. Tokens of cache are estimated twice: with
+the activations the log reports (`kv_tokens`, which tests the cache alone), and with everything
+predicted (`kv_tokens_predicted`). A row that was refused or ran out of memory tests the verdict, as
+does one that started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from gpucalc.catalog import Catalog
+from gpucalc.errors import GpucalcError, InputError
+from gpucalc.graph import Graph, build_graph
+from gpucalc.line import Line
+from gpucalc.measured import Row, Skip
+from gpucalc.measured_serving import (
+    Deployment,
+    Logged,
+    Rate,
+    ServingNormaliser,
+    doubtful_setting,
+    rates_of,
+)
+from gpucalc.plan.serve_memory import Logged as MemoryLog
+from gpucalc.plan.serve_memory import serving_memory
+from gpucalc.plan.serve_resolve import serve_layout, serve_recipe
+from gpucalc.plan.serve_time import serving_time
+from gpucalc.plan.serve_weights import stage_weights
+from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingMemory
+from gpucalc.plan.stages import stages
+from gpucalc.points import Point, Skipped, Statistics
+from gpucalc.spec.engine import EngineEra, EngineSpec
+from gpucalc.spec.hardware import Cluster
+from gpucalc.spec.job import Job, ServeRun
+from gpucalc.spec.model import ModelSpec
+
+# Memory, then speed; `verdict` counts starts that were refused or ran out of memory, and those that ran.
+QUANTITIES = (
+    "weights", "kv_tokens", "kv_tokens_predicted", "activation_peak", "kv_cache", "total_memory",
+    "decode_speed", "batched_speed", "prefill", "verdict",
+)  # fmt: skip
+PAGED = ("vllm", "sglang")  # engines that print how many tokens their cache holds
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What one quantity promises: limits of the absolute error, or the least share of right verdicts."""
+
+    median: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    right: float | None = None
+
+
+BOUNDS = {
+    "weights": Bound(median=0.01, p95=0.04),
+    "kv_tokens": Bound(median=0.01, p90=0.04),
+    "kv_tokens_predicted": Bound(median=0.03, p90=0.08),
+    "decode_speed": Bound(median=0.12, p90=0.30),
+    "batched_speed": Bound(median=0.20, p90=0.45),
+    "verdict": Bound(right=0.90),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A run known to have started or not, and what the estimate says of it."""
+
+    id: str
+    group: str
+    engine: str
+    refused: bool
+    said: str | None  # why it cannot start by the estimate, None: it starts
+    needed_bytes: float
+    capacity_bytes: float
+
+    @property
+    def right(self) -> bool:
+        """Whether the estimate agrees."""
+        return (self.said is not None) == self.refused
+
+    def document(self) -> dict[str, Any]:
+        """The same for a JSON document."""
+        return {
+            "id": self.id,
+            "group": self.group,
+            "framework": self.engine,
+            "refused": self.refused,
+            "estimated_refused": self.said is not None,
+            "why": self.said,
+            "needed_bytes": self.needed_bytes,
+            "capacity_bytes": self.capacity_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is predicted of a deployment's memory: bytes of one GPU, tokens of one cache."""
+
+    weights: float
+    activation_peak: float
+    kv_cache: float
+    kv_tokens: float
+    kv_tokens_given: float | None  # with the logged activations, where there are any
+    total: float  # over all GPUs
+    needed: float
+    capacity: float
+    refusal: str | None
+    arch: str
+
+
+class Estimator(Protocol):
+    """Where estimates come from. Both methods raise GpucalcError."""
+
+    def memory(self, deployment: Deployment, logged: Logged) -> Memory:
+        """The memory of a deployment."""
+        ...
+
+    def speed(self, deployment: Deployment, rate: Rate, logged: Logged) -> tuple[float, str]:
+        """The speed a rate counts, in tokens per second, and the architecture it is of."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything compared, everything that was not, and the starts."""
+
+    points: tuple[Point, ...]
+    skipped: tuple[Skipped, ...]
+    starts: tuple[Start, ...]
+
+
+def compare_serving(
+    rows: Sequence[Row], normaliser: ServingNormaliser, estimator: Estimator, quantities: Sequence[str]
+) -> Comparison:
+    """Every figure of every row against its estimate."""
+    found: list[Point | Skipped | Start] = []
+    for row in rows:
+        found += _compare(row, normaliser, estimator, frozenset(quantities))
+    return Comparison(
+        tuple(one for one in found if isinstance(one, Point)),
+        tuple(one for one in found if isinstance(one, Skipped)),
+        tuple(one for one in found if isinstance(one, Start)),
+    )
+
+
+def start_counts(starts: Sequence[Start]) -> dict[str, Any]:
+    """How often the verdict agrees, over all starts and over those that failed."""
+    failed = [start for start in starts if start.refused]
+    right = sum(start.right for start in failed)
+    return {
+        "rows": len(starts),
+        "right": sum(start.right for start in starts),
+        "refused": len(failed),
+        "refused_right": right,
+        "refused_right_share": round(right / len(failed), 6) if failed else None,
+        "says_refused_ran": sum(not start.right and not start.refused for start in starts),
+    }
+
+
+def promises_broken(summaries: Mapping[str, Statistics], starts: Sequence[Start]) -> list[str]:
+    """The promises that these errors break, as sentences."""
+    out = []
+    for quantity, bound in BOUNDS.items():
+        found = summaries.get(quantity)
+        if found is None:
+            continue
+        limits = (
+            ("median", found.median_abs, bound.median),
+            ("90th percentile of the", found.p90_abs, bound.p90),
+            ("95th percentile of the", found.p95_abs, bound.p95),
+        )
+        for words, error, limit in limits:
+            if limit is not None and error is not None and error > limit:
+                out.append(f"{quantity}: {words} error {error:.1%} is above {limit:.0%}")
+        counts = start_counts(starts)
+        if bound.right is not None and counts["refused"]:
+            share = counts["refused_right"] / counts["refused"]
+            if share < bound.right:
+                out.append(f"{quantity}: right on {share:.0%} of the failed starts, below {bound.right:.0%}")
+    return out
+
+
+def _compare(
+    row: Row, normaliser: ServingNormaliser, estimator: Estimator, wanted: frozenset[str]
+) -> Iterator[Point | Skipped | Start]:
+    def left(quantity: str, reason: str) -> Skipped:
+        return Skipped(row.id, quantity, reason, row.group)
+
+    logged = Logged.of(row)
+    memory_asked = [name for name in _memory_quantities(row, logged) if name in wanted]
+    if "verdict" in wanted and isinstance(row.measured.get("oom"), bool):
+        memory_asked.append("verdict")
+    run = normaliser.run_of(row)
+    rates = {name: rate for name, rate in rates_of(row, run, normaliser.conventions) if name in wanted}
+    if not (memory_asked or rates):
+        return
+    deployment = normaliser.deployment_of(row)
+    if isinstance(deployment, Skip):
+        yield from (left(name, deployment.reason) for name in (*memory_asked, *rates))
+        return
+    if memory_asked:
+        try:
+            memory = estimator.memory(deployment, logged)
+        except GpucalcError as error:
+            yield from (left(name, f"not estimated: {error}") for name in memory_asked)
+        else:
+            for name in memory_asked:
+                yield _memory_outcome(row, deployment, name, logged, memory)
+    for name, rate in rates.items():
+        if isinstance(rate, Skip):
+            yield left(name, rate.reason)
+        elif deployment.known != "all":
+            yield left(name, "gpus not stated")
+        else:
+            try:
+                estimated, arch = estimator.speed(deployment, rate, logged)
+            except GpucalcError as error:
+                yield left(name, f"not estimated: {error}")
+            else:
+                meter = f"{rate.source}, {rate.kind}"
+                yield _value(row, deployment, name, rate.value, estimated, "tokens/s", meter, arch)
+
+
+def _memory_quantities(row: Row, logged: Logged) -> Iterator[str]:
+    for name in ("weights", "activation_peak", "kv_cache", "total_memory"):
+        if getattr(logged, name) is not None:
+            yield name
+    if logged.kv_tokens is not None and str(row.run.get("framework")).casefold() in PAGED:
+        yield from ("kv_tokens", "kv_tokens_predicted")
+
+
+def _memory_outcome(
+    row: Row, deployment: Deployment, name: str, logged: Logged, memory: Memory
+) -> Point | Skipped | Start:
+    doubt = doubtful_setting(row)
+    rests_on_size = name not in ("weights", "activation_peak", "total_memory")
+    static = deployment.job.run.framework not in PAGED  # a cache as long as was asked for
+    if rests_on_size and deployment.known == "tensors" and not (name == "kv_cache" and static):
+        return Skipped(row.id, name, "gpus not stated", row.group)
+    if rests_on_size and doubt is not None:
+        return Skipped(row.id, name, doubt, row.group)
+    if name == "verdict":
+        said = memory.refusal
+        if said is None and memory.needed > memory.capacity:
+            said = "needs more memory than the GPU has"
+        refused = bool(row.measured["oom"])
+        engine = deployment.job.run.framework
+        return Start(row.id, row.group, engine, refused, said, memory.needed, memory.capacity)
+    if name.startswith("kv_tokens"):
+        assert logged.kv_tokens is not None
+        if name == "kv_tokens" and memory.kv_tokens_given is None:
+            return Skipped(
+                row.id, name, "neither the activation peak nor the cache's bytes are logged", row.group
+            )
+        given = memory.kv_tokens_given if name == "kv_tokens" else memory.kv_tokens
+        assert given is not None
+        meter = "cache tokens, " + (_given(logged) if name == "kv_tokens" else "all predicted")
+        return _value(row, deployment, name, logged.kv_tokens, given, "tokens", meter, memory.arch)
+    measured = getattr(logged, name)
+    estimated = memory.total if name == "total_memory" else getattr(memory, name)
+    meter = "over all GPUs" if name == "total_memory" else "per GPU, rank 0"
+    return _value(row, deployment, name, measured, estimated, "bytes", meter, memory.arch)
+
+
+def _given(logged: Logged) -> str:
+    if logged.activation_peak is None:
+        return "bytes of cache as logged"
+    return "activations as logged" + ("" if logged.non_torch is None else ", other memory too")
+
+
+def _value(
+    row: Row,
+    deployment: Deployment,
+    quantity: str,
+    measured: float,
+    estimated: float,
+    unit: str,
+    meter: str,
+    arch: str,
+) -> Point:
+    model = row.data.get("model")
+    run = deployment.job.run
+    assert isinstance(run, ServeRun)
+    return Point(
+        id=row.id,
+        group=row.group,
+        quantity=quantity,
+        measured=measured,
+        estimated=estimated,
+        unit=unit,
+        meter=meter,
+        framework=str(row.run.get("framework")),
+        stack=f"{row.run.get('framework')} {row.run.get('version') or ''}".strip(),
+        quant=run.quant or run.dtype,
+        gpu=str(row.data.get("gpus") or "not named").partition("x")[2] or "not named",
+        arch=arch,
+        model=str(model.get("name") if isinstance(model, Mapping) else model),
+        quality=str(row.data.get("quality") or ""),
+        notes=deployment.notes,
+    )
+
+
+# -- estimating -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A deployment resolved: what the formulas take."""
+
+    graph: Graph
+    layout: ServeLayout
+    recipe: ServeRecipe
+    engine: EngineSpec
+    era: EngineEra
+    cluster: Cluster
+
+
+class ServingPlanner:
+    """Estimates deployments with the planner; whatever distinct rows share is worked out once."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self._models: dict[str, tuple[ModelSpec, Graph]] = {}
+        self._clusters: dict[str, Cluster] = {}
+        self._resolved: dict[str, _Served] = {}
+        self._memories: dict[tuple[str, MemoryLog], ServingMemory] = {}
+
+    def memory(self, deployment: Deployment, logged: Logged) -> Memory:
+        """The memory of a deployment. Raises GpucalcError."""
+        served = self._served(deployment.job)
+        stated = MemoryLog(total=deployment.gpu_memory_bytes)
+        found = self._memory(deployment.job, stated)
+        given = None
+        if logged.activation_peak is not None:
+            told = replace(stated, activation_peak=logged.activation_peak, non_torch=logged.non_torch)
+            given = self._memory(deployment.job, told)
+        elif logged.kv_cache is not None:
+            given = self._memory(deployment.job, replace(stated, pool=logged.kv_cache))
+        first = stages(served.graph, pp=served.layout.pp, vpp=1)[0]
+        parts = {line.name: float(line.value) for line in found.tree.children}
+        weights = stage_weights(served.graph, first, served.layout, served.recipe, served.era)
+        return Memory(
+            weights=float(weights.value),
+            activation_peak=_activation_peak(found, parts),
+            kv_cache=parts.get("kv_cache", 0.0),
+            kv_tokens=float(found.kv_tokens.value),
+            kv_tokens_given=None if given is None else float(given.kv_tokens.value),
+            total=float(found.tree.value) * served.layout.gpus,
+            needed=float(found.needed.value),
+            capacity=float(found.capacity.value),
+            refusal=found.refusal,
+            arch=served.cluster.pools[0].gpu.arch,
+        )
+
+    def speed(self, deployment: Deployment, rate: Rate, logged: Logged) -> tuple[float, str]:
+        """The speed a rate counts, and the architecture it is of. Raises GpucalcError."""
+        served = self._served(deployment.speed_job)
+        arch = served.cluster.pools[0].gpu.arch
+        isl, osl, load = rate.isl, rate.osl, rate.concurrency
+        if rate.kind == "prefill" and load > 1:
+            raise InputError("a batch of prompts timed together is not planned", key="run.concurrency")
+        if rate.kind == "decode":
+            isl, osl = 1, 2 * rate.isl + rate.osl  # the same mean context, and no prompt to speak of
+        tokens = logged.kv_tokens or self._kv_tokens(deployment, logged)
+        time = serving_time(
+            served.graph,
+            served.layout,
+            served.recipe,
+            served.engine,
+            served.cluster,
+            concurrency=load,
+            isl=isl,
+            osl=osl,
+            kv_tokens=max(tokens, isl + osl) if load == 1 else tokens,
+        )
+        if rate.kind == "prefill":
+            return rate.isl / float(time.prefill_s.value), arch
+        if rate.kind == "decode":
+            return load / float(time.decode_step_s.value), arch
+        output = float(time.output_tokens_per_s.value)
+        return output * ((isl + osl) / osl if rate.kind == "all" else 1.0), arch
+
+    def _kv_tokens(self, deployment: Deployment, logged: Logged) -> float:
+        log = MemoryLog(total=deployment.gpu_memory_bytes, pool=logged.kv_cache)
+        return float(self._memory(deployment.speed_job, log).kv_tokens.value)
+
+    def _memory(self, job: Job, log: MemoryLog) -> ServingMemory:
+        served = self._served(job)
+        key = (repr((job.model, job.gpus, served.recipe)), log)
+        if key not in self._memories:
+            self._memories[key] = serving_memory(
+                served.graph, served.layout, served.recipe, served.era, served.cluster, logged=log
+            )
+        return self._memories[key]
+
+    def _served(self, job: Job) -> _Served:
+        run = job.run
+        if not isinstance(run, ServeRun):
+            raise InputError("only deployments are compared here", key="run.task", given=run.task)
+        key = repr((job.model, job.gpus, run))
+        if key not in self._resolved:
+            spec, graph = self._model(job)
+            cluster = self._cluster(job)
+            engine = self.catalog.load("engines", run.framework, EngineSpec)
+            layout, _ = serve_layout(run, graph, gpus=cluster.count)
+            recipe, era, _ = serve_recipe(run, spec, graph, engine, cluster, layout)
+            self._resolved[key] = _Served(graph, layout, recipe, engine, era, cluster)
+        return self._resolved[key]
+
+    def _model(self, job: Job) -> tuple[ModelSpec, Graph]:
+        key = repr(job.model)
+        if key not in self._models:
+            stated = job.model
+            spec = (
+                self.catalog.model(stated) if isinstance(stated, str) else ModelSpec.read(stated, key="model")
+            )
+            self._models[key] = (spec, build_graph(spec))
+        return self._models[key]
+
+    def _cluster(self, job: Job) -> Cluster:
+        key = str(job.gpus)
+        if key not in self._clusters:
+            self._clusters[key] = self.catalog.cluster(job.fleet)
+        return self._clusters[key]
+
+
+def _activation_peak(found: ServingMemory, parts: Mapping[str, float]) -> float:
+    """The profiled peak: a part of the tree unless the sampler's dry run is larger."""
+    inside = found.pool.inputs.get("activation_peak_bytes")
+    if isinstance(inside, Line):
+        return float(inside.value)
+    return parts.get("activation_peak", 0.0)
