@@ -60,9 +60,9 @@ def repeated_layer_bytes(*, layers: Num, layer_bytes: Num) -> Num:
     unit="bytes",
     source="vllm-project/vllm rotary_embedding: cosines and sines for every position; 32 MiB of Llama-3.1-8B",
 )
-def rope_table_bytes(*, positions: Num, rotary_width: Num, element_bytes: Num, tables: Num) -> Num:
-    """Tables of rotary cosines and sines, one per distinct rotation."""
-    return positions * rotary_width * element_bytes * tables
+def rope_table_bytes(*, positions: Num, rotary_width: Num, element_bytes: Num, factor: Num) -> Num:
+    """A table of rotary cosines and sines; linear scaling makes it longer by its factor."""
+    return positions * rotary_width * element_bytes * factor
 
 
 @formula(
@@ -196,9 +196,11 @@ def encoder_cache_bytes(*, tokens: Num, hidden: Num, element_bytes: Num, copies:
 
 
 @formula(unit="bytes", source=f"{LLMD}: 0.5 to 1.9 GiB for 51 capture sizes, half within 15 %")
-def graph_pool_bytes(*, base_bytes: Num, per_layer_bytes: Num, layers: Num, moe_bytes: Num) -> Num:
+def graph_pool_bytes(
+    *, base_bytes: Num, per_layer_bytes: Num, layers: Num, experts_bytes: Num, tp: Num
+) -> Num:
     """Memory pool of the captured CUDA graphs."""
-    return base_bytes + per_layer_bytes * layers + moe_bytes
+    return base_bytes + per_layer_bytes * layers + experts_bytes / tp
 
 
 @formula(unit="bytes", source=f"{LLMD}: gpt-oss-20b at 0.95 fails in it, at 0.90 passes")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpucalc.formulas import serving_memory as mem
-from gpucalc.graph import Graph, Mlp, Moe
+from gpucalc.graph import Attention, Graph, Mlp, Moe
 from gpucalc.line import Kind, Line, compute, total
 from gpucalc.plan.serve_cache import (
     cache_kinds,
@@ -43,7 +43,7 @@ class Logged:
     activation_peak: float | None = None
     non_torch: float | None = None
     graphs: float | None = None
-    pool: float | None = None
+    pool: float | None = None  # of keys and values, as printed
     pre_existing: float | None = None
 
 
@@ -115,7 +115,7 @@ class _Stage:
         ):
             tokens = max(tokens, recipe.max_model_len)
         regimes = [self._forward(tokens)]
-        if self.stage.last and self.vocab:
+        if self.stage.last and self.vocab and engine.sampler_bytes_per_logit is not None:
             regimes.append(
                 compute(
                     "sampler",
@@ -218,14 +218,16 @@ class _Stage:
             return given
         if self.recipe.enforce_eager or self.engine.graph_base is None:
             return _nothing("graphs")
-        moe = routed(self.stage) is not None and self.engine.graph_moe is not None
+        experts = "graph_mxfp4" if self.recipe.weights.name == "mxfp4" else "graph_moe"
+        routes = routed(self.stage) is not None and getattr(self.engine, experts) is not None
         return compute(
             "graphs",
             mem.graph_pool_bytes,
             base_bytes=self.engine.line("graph_base"),
             per_layer_bytes=self.engine.line("graph_per_layer"),
             layers=sum(run.count for run in self.stage.layers if run.in_trunk),
-            moe_bytes=self.engine.line("graph_moe") if moe else 0,
+            experts_bytes=self.engine.line(experts) if routes else 0,
+            tp=self.layout.tp,
             kind=Kind.MODELLED,
         )
 
@@ -433,7 +435,7 @@ class _Stage:
         per_token, fixed = growing(self.kinds), standing(self.kinds)
         states = any(kind.name == "state" for kind in self.kinds)
         share = pool
-        if states and engine.state_to_cache is not None:
+        if states and engine.state_to_cache is not None and self.logged.pool is None:
             share = compute(
                 "cache_share",
                 mem.sglang_cache_share_bytes,
@@ -545,10 +547,17 @@ class _Stage:
             logit_copies=self.engine.line("logit_copies"),
             hidden=self.hidden,
             stream_copies=self.engine.line("forward_stream_copies"),
-            score_heads=0,
+            score_heads=self._score_heads(),
             context=context,
             kind=Kind.MODELLED,
         )
+
+    def _score_heads(self) -> int:
+        """Heads whose scores of a micro-batch against the whole context are held."""
+        if not self.engine.number("attention_scores", 0):
+            return 0
+        mixers = (run.block.mixer for run in self.stage.layers if run.in_trunk)
+        return max((mixer.heads for mixer in mixers if isinstance(mixer, Attention)), default=0)
 
     def _active_width(self) -> int:
         moe = routed(self.stage)

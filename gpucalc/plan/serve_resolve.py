@@ -87,7 +87,7 @@ def serve_recipe(
     kv_dtype = _kv_dtype(run)
     longest = run.max_model_len or min(8192, spec.max_context or 8192)
     isl, osl = run.isl or 1024, run.osl or 256
-    if isl + osl > longest and engine.id != "hf":
+    if isl + osl > longest + 1 and engine.id != "hf":  # the last token enters no cache
         raise InputError(
             f"a request of isl {isl} + osl {osl} tokens is longer than max_model_len {longest}",
             key="run.isl",
@@ -141,6 +141,7 @@ def serve_recipe(
         osl=osl,
         concurrency=concurrency,
         rope_positions=max(spec.max_context or 0, longest),
+        rope_factor=spec.rope_linear_factor or 1.0,
         ttft_ms=run.ttft_ms,
         tpot_ms=run.tpot_ms,
     )

@@ -178,15 +178,15 @@ def _beside(stage: Stage, layout: ServeLayout, recipe: ServeRecipe) -> list[Line
         for mixer, _ in mixers
         if mixer.rope != "none"
     }
-    if turned and recipe.rope_positions:
+    for sliding, width in sorted(turned) if recipe.rope_positions else ():
         parts.append(
             compute(
-                "rope_tables",
+                "rope_tables_sliding" if sliding else "rope_tables",
                 mem.rope_table_bytes,
                 positions=recipe.rope_positions,
-                rotary_width=max(width for _, width in turned),
+                rotary_width=width,
                 element_bytes=recipe.dtype_bytes,
-                tables=len(turned),
+                factor=1 if sliding else recipe.rope_factor,
             )
         )
     latent = [(mixer, count) for mixer, count in mixers if mixer.kv_lora is not None]

@@ -97,6 +97,7 @@ class ServeRecipe:
     osl: int
     concurrency: int  # requests in flight over the whole deployment
     rope_positions: int = 0  # entries of the rotary tables: the model's own longest context
+    rope_factor: float = 1.0  # tables of full layers are this much longer (linear scaling)
     ttft_ms: float | None = None  # targets
     tpot_ms: float | None = None
 

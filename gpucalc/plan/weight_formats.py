@@ -79,10 +79,18 @@ class _Stored:
     computes: bool
     source: str
     experts_only: bool = False
+    keeps: tuple[str, ...] = ()  # matrices left in 16 bit beside those every format leaves
 
 
 _STORED = {
     "fp8": _Stored(_FP8_BLOCK, "fp8", True, "fp8 weights, fp32 scale per 128 x 128 block or per channel"),
+    "fbgemm-fp8": _Stored(
+        1.0,
+        "fp8",
+        True,
+        "FBGEMM fp8: feed-forward matrices alone, scale per channel",
+        keeps=("q", "k", "v", "o"),
+    ),
     "int8": _Stored(1.0, "int8", False, "one byte a weight, scale per channel"),
     "w8a8-int8": _Stored(1.0, "int8", True, "compressed-tensors w8a8: one byte a weight, scale per channel"),
     "int4": _Stored(
@@ -104,7 +112,7 @@ def weight_format(quant: str | None, dtype: str, spec: ModelSpec, graph: Graph) 
     quant None: as the model is published.
     """
     kept = float(DTYPE_BYTES[dtype])
-    if quant is None:
+    if quant is None or quant in _native(spec):
         return _published(dtype, kept, spec)
     if quant == "none":
         return _plain(dtype, kept), ""
@@ -128,8 +136,18 @@ def _stored(quant: str, kept: float, dtype: str) -> WeightFormat:
         rest=kept,
         math=known.math if known.computes else dtype,
         computes_quantised=known.computes,
-        exceptions=dict.fromkeys(KEPT, kept),
+        exceptions=dict.fromkeys((*KEPT, *known.keeps), kept),
         source=known.source,
+    )
+
+
+def _native(spec: ModelSpec) -> tuple[str, ...]:
+    """The formats a model is published in, by our names."""
+    words = (spec.native_dtype or "").lower()
+    return tuple(
+        name
+        for name, found in (("mxfp4", "mxfp4"), ("fp8", "fp8"), ("fp8", "float8"), ("int4", "int4"))
+        if found in words
     )
 
 
@@ -149,8 +167,9 @@ def _published(dtype: str, kept: float, spec: ModelSpec) -> tuple[WeightFormat, 
     for word, quant in (("mxfp4", "mxfp4"), ("float8", "fp8"), ("fp8", "fp8"), ("int4", "int4")):
         if word in native:
             found = _stored(quant, kept, dtype)
-            if quant == "int4":  # Kimi: routed experts alone
-                found = replace(found, linear=kept)
+            if quant == "int4":  # Kimi: routed experts alone, a scale per 32
+                each = (4 + 16 / 32) / 8
+                found = replace(found, linear=kept, expert=each, source="4 bits, 16-bit scale per 32")
             return found, f"published with {spec.native_dtype}"
     return _plain(dtype, kept), f"no quantisation: {dtype} as published"
 

@@ -47,7 +47,8 @@ class EngineEra(Spec):
     pre_existing: dict[int, Figure] | None = None  # in use before the engine looks
     graph_base: Figure | None = None
     graph_per_layer: Figure | None = None
-    graph_moe: Figure | None = None
+    graph_moe: Figure | None = None  # of routed experts, divided over tensor-parallel ranks
+    graph_mxfp4: Figure | None = None  # in its place where experts are in MXFP4
     graphs_subtracted: Figure | None = None  # 1: an estimate of the graphs is taken off the cache
     warmup_bytes_per_logit: Figure | None = None  # the sampler's dry run after the cache is allocated
     # Weights.
@@ -62,6 +63,7 @@ class EngineEra(Spec):
     # Engines that allocate for the run at hand.
     micro_batch_tokens: Figure | None = None  # llama.cpp's ubatch
     logit_copies: Figure | None = None  # fp32 logits of a micro-batch
+    attention_scores: Figure | None = None  # 1: no flash attention until asked for
     prefill_ffn_copies: Figure | None = None  # of the feed-forward width, alive in an unchunked prefill
     prefill_stream_copies: Figure | None = None
 

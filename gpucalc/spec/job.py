@@ -135,8 +135,8 @@ _STAGE_NAMES = {
 }  # fmt: skip
 _GGUF = re.compile(r"(?:ud-)?(?:i?q[1-8](?:-[a-z0-9]{1,3}){0,2}|f16|bf16|f32)")
 _QUANTS = (
-    "none", "fp8", "int8", "int4", "awq", "gptq-int4", "gptq-int8", "nvfp4", "mxfp4", "mxfp8", "nf4",
-    "w8a8-int8",
+    "none", "fp8", "fbgemm-fp8", "int8", "int4", "awq", "gptq-int4", "gptq-int8", "nvfp4", "mxfp4", "mxfp8",
+    "nf4", "w8a8-int8",
 )  # fmt: skip
 
 
@@ -276,7 +276,8 @@ class TrainRun(Spec):
     sequence_parallel: Flag | None = None
     recompute: Annotated[str, _named(RECOMPUTE, _RECOMPUTE_NAMES)] = "none"
     attention: Annotated[str, _named(ATTENTION)] | None = Field(
-        default=None, description="flash-1: the kernels before FlashAttention-2 of July 2023, Triton's included"
+        default=None,
+        description="flash-1: kernels before FlashAttention-2 of July 2023, Triton's too",
     )
     flash_attention: Flag | None = Field(
         default=None, description="true: attention flash, false: attention eager"
@@ -288,6 +289,10 @@ class TrainRun(Spec):
         default=False, description="norms, rotary and gated MLP in one kernel each (Liger, Apex)"
     )
     compile: Flag = Field(default=False, description="torch.compile")
+    reduce_dtype: Literal["fp32", "bf16"] | None = Field(
+        default=None,
+        description="type gradients are reduced in, and kept in under Megatron; unset: the framework's own",
+    )
     year: Annotated[int, Field(ge=2016, le=2100)] | None = Field(
         default=None, description="release year of the software; older releases keep and compute more"
     )

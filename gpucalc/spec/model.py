@@ -172,6 +172,7 @@ class ModelSpec(Spec):
     parallel_block: bool | None = None
     layer_scale: bool | None = None
     norms_per_block: int | None = Field(default=None, ge=0)
+    rope_linear_factor: float | None = Field(default=None, ge=1)  # positions of full layers are divided by it
     position_kind: Literal["rope", "rope_partial", "learned", "alibi", "relative", "none"] | None = None
 
     # One letter a layer: F full, S sliding, K chunked, D full with its own indexer, L linear, M Mamba,
