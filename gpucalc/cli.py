@@ -229,6 +229,85 @@ def explain_command(
         draw(table.explanation(found))
 
 
+@app.command("check")
+def check_command(
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...", help="Job files, each with a job or several under jobs:."),
+    ],
+    formats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="table, json, junit, sarif, github, gitlab or markdown; repeatable.",
+        ),
+    ] = None,
+    outputs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="File of the --format of the same rank; - is the screen."
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            "--baseline", metavar="FILE", help="An earlier --format json: what it lists fails only if worse."
+        ),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings too.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the counts alone.")] = False,
+    catalog: CatalogDir = None,
+) -> None:
+    """Hold the expect: of jobs against their plans; exit 1 when one fails."""
+    from gpucalc.catalog import open_catalog
+    from gpucalc.check import check, read_baseline
+    from gpucalc.report import files as report_files
+    from gpucalc.report import formats as writers
+
+    places = _report_places(formats, outputs, "table", writers.FORMATS)
+    report_files.look([path for _, path in places if path is not None])
+    known = read_baseline(baseline) if baseline is not None else None
+    report = check(files, open_catalog(catalog), baseline=known)
+
+    def text(name: str) -> str:
+        if name != "table":
+            return writers.WRITERS[name](report)
+        from gpucalc.report.screen import render
+
+        return render(writers.table(report, quiet=quiet), color=False)
+
+    report_files.write({path: text(name) for name, path in places if path is not None})
+    shown = next((name for name, path in places if path is None), "table")
+    if shown == "table":
+        draw(writers.table(report, quiet=quiet))
+    else:
+        emit(text(shown))
+    raise typer.Exit(report.exit_code(strict=strict))
+
+
+def _report_places(
+    formats: list[str] | None, outputs: list[Path] | None, default: str, legal: Sequence[str]
+) -> list[tuple[str, Path | None]]:
+    """Which format goes to which file: the first to the first, and one left over to the screen."""
+    from gpucalc.errors import InputError, UnknownName, nearest
+
+    names, paths = formats or [default], outputs or []
+    for name in names:
+        if name not in legal:
+            near = nearest(name, legal)
+            raise UnknownName("unknown format", where="--format", given=name, legal=legal, near=near)
+    if len(paths) > len(names):
+        raise InputError("has no --format of its rank", where="-o", given=str(paths[len(names)]))
+    places = [None if str(path) == "-" else path for path in paths]
+    found = list(zip(names, [*places, *[None] * (len(names) - len(places))], strict=True))
+    if sum(path is None for _, path in found) > 1:
+        raise InputError(
+            "only one format goes to the screen", where="--format", legal="an -o FILE for each of the others"
+        )
+    return found
+
+
 @app.command("validate")
 def validate_command(
     files: Annotated[

@@ -30,6 +30,12 @@ def test_every_command_is_documented(words: tuple[str, ...]) -> None:
     assert any(line.split()[1:][: len(named)] == list(named) for line in lines())
 
 
+def files() -> dict[str, str]:
+    """The files the README shows: blocks whose first line is `# NAME`."""
+    blocks = re.findall(r"```\w+\n(?:# )([\w.-]+\.\w+)\n(.*?)```", README, re.DOTALL)
+    return dict(blocks)
+
+
 @pytest.mark.parametrize("line", lines())
 def test_every_documented_command_runs(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -37,8 +43,13 @@ def test_every_documented_command_runs(
     (tmp_path / "model.yaml").write_text(
         (ROOT / "catalogs/models/llama-3-8b.yaml").read_text("utf-8"), "utf-8"
     )
+    for name, text in files().items():
+        (tmp_path / name).write_text(text, "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
+    if "--baseline" in line:  # what the command before it on its line wrote
+        main(shlex.split("check checks.yaml --format json -o baseline.json --quiet"))
+        capsys.readouterr()
     code = main(shlex.split(line)[1:])
     out, err = capsys.readouterr()
     assert err == ""

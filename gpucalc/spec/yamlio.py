@@ -43,6 +43,23 @@ class Document:
                 return None
         return line
 
+    def lines(self) -> dict[str, int]:
+        """The line of every dotted key, for readers that ask for many; aliases are followed once."""
+        found: dict[str, int] = {}
+        node = _compose(self.text, self.where)
+        waiting = [("", node, 0)] if node is not None else []
+        seen: set[int] = set()
+        while waiting:
+            path, node, depth = waiting.pop()
+            if id(node) in seen or depth > MAX_DEPTH:
+                continue
+            seen.add(id(node))
+            for part, line, below in _parts(node):
+                key = f"{path}.{part}" if path else part
+                found.setdefault(key, line)
+                waiting.append((key, below, depth + 1))
+        return found
+
 
 def load_yaml(path: str | Path, *, max_bytes: int = MAX_BYTES, mapping: bool = True) -> Document:
     """The document in a YAML file. Raises InputError.
@@ -283,6 +300,19 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
     _TAG + "int": _integer,
     _TAG + "float": _float,
 }
+
+
+def _parts(node: yaml.Node) -> list[tuple[str, int, yaml.Node]]:
+    """The keys or places directly inside a node, each with its line."""
+    if isinstance(node, yaml.MappingNode):
+        return [
+            (key.value, key.start_mark.line + 1, value)
+            for key, value in node.value
+            if isinstance(key, yaml.ScalarNode)
+        ]
+    if isinstance(node, yaml.SequenceNode):
+        return [(str(index), item.start_mark.line + 1, item) for index, item in enumerate(node.value)]
+    return []
 
 
 def _step(node: yaml.Node | None, part: str) -> tuple[int | None, yaml.Node | None]:

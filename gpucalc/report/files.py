@@ -1,0 +1,54 @@
+"""Report files, all of them whole or none of them changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from gpucalc.errors import InputError
+
+
+def look(paths: list[Path]) -> None:
+    """Refuse what cannot be written before anything is worked out. Raises InputError."""
+    if len({os.path.realpath(path) for path in paths}) < len(paths):
+        raise InputError("is named twice", where="-o", given=str(paths[-1]))
+    for path in paths:
+        if path.is_dir():
+            raise InputError("is a folder, not a file", where=str(path), key="-o")
+        if not Path(os.path.realpath(path)).parent.is_dir():
+            raise InputError("the folder is missing", where=str(path), key="-o")
+
+
+def write(texts: Mapping[Path, str]) -> None:
+    """Write every file: drafts beside them first, then all put in place. Raises InputError.
+
+    A full disk or a missing folder leaves the old files as they were and no draft behind.
+    """
+    drafts: list[tuple[Path, Path]] = []
+    special: list[tuple[Path, str]] = []
+    path = Path()
+    try:
+        for path, text in texts.items():
+            target = Path(os.path.realpath(path))  # a link keeps pointing where it did
+            if target.exists() and not target.is_file():  # a pipe or a device is written to, never replaced
+                special.append((target, text))
+                continue
+            draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+            drafts.append((draft, target))
+            with open(draft, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        for path, text in special:
+            with open(path, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text + "\n")
+        for draft, path in drafts:
+            os.replace(draft, path)
+    except OSError as error:
+        for draft, _ in drafts:
+            with suppress(OSError):
+                draft.unlink()
+        reason = error.strerror or str(error)
+        raise InputError(f"cannot be written: {reason}", where=str(path)) from None
