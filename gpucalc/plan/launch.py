@@ -43,7 +43,9 @@ def launch_line(
         "split": "layer" if layout.pp > 1 else None,
     }
     wanted = version_key(recipe.version)
-    words = [launch.command.format(model=shlex.quote(spec.hf or spec.label))]
+    file = "-".join(word for word in (spec.id or spec.label, recipe.weights.name) if word)
+    names = {"model": shlex.quote(spec.hf or spec.label), "file": shlex.quote(file.replace("/", "-"))}
+    words = [launch.command.format(**names)]
     for flag in launch.flags:
         value = values[flag.key]
         known = wanted is None or (version_key(flag.since) or ()) <= wanted

@@ -6,7 +6,7 @@ Transformers allocate for the requests at hand. The stage of a pipeline that hol
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpucalc.formulas import serving_memory as mem
 from gpucalc.graph import Attention, Graph, Mlp, Moe
@@ -201,15 +201,18 @@ class _Stage:
         given = _given("non_torch", self.logged.non_torch)
         if given is not None:
             return given
-        joined = self.cluster.nvlink_domain > 1 or self.layout.tp == 1
-        table = "non_torch" if joined or self.engine.non_torch_pcie is None else "non_torch_pcie"
-        return self.engine.of_ranks(table, self.layout.tp) or _nothing("non_torch")
+        return self._of_ranks("non_torch")
 
     def pre_existing(self) -> Line:
         """In use before the engine measures what is free."""
-        given = _given("pre_existing", self.logged.pre_existing)
-        found = given or self.engine.of_ranks("pre_existing", self.layout.tp)
-        return found or _nothing("pre_existing")
+        return _given("pre_existing", self.logged.pre_existing) or self._of_ranks("pre_existing")
+
+    def _of_ranks(self, name: str) -> Line:
+        """The engine's figure for as many ranks, that for ranks without NVLink where there is one."""
+        apart = self.cluster.nvlink_domain <= 1 and self.layout.tp > 1
+        found = self.engine.of_ranks(f"{name}_pcie", self.layout.tp) if apart else None
+        found = found or self.engine.of_ranks(name, self.layout.tp)
+        return replace(found, name=name) if found is not None else _nothing(name)
 
     def graphs(self) -> Line:
         """Captured CUDA graphs."""

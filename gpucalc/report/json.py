@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -61,6 +61,7 @@ def plan(answer: Plan, provenance: Mapping[str, Any]) -> Document:
         if answer.speed_error is None
         else {"expected_error_fraction": answer.speed_error[0], "basis": answer.speed_error[1]},
         "actions": [record(item) for item in answer.actions],
+        "launch": answer.launch,
         "notes": list(answer.notes),
         "provenance": dict(provenance),
     }
@@ -205,6 +206,8 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, Line):
         return _leaf(value)
+    if is_dataclass(value):
+        return record(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Iterable):

@@ -14,6 +14,7 @@ from gpucalc.explain import Explanation, assumed_facts, number
 from gpucalc.line import Line
 from gpucalc.plan.answer import Action, Level, Plan, Verdict
 from gpucalc.plan.layout import Layout, Recipe
+from gpucalc.report import serving
 from gpucalc.report.screen import (
     HEADING,
     QUIET,
@@ -40,7 +41,12 @@ _SMALLEST_SHARE = (0.0005, 0.002, 0.03)
 
 def plan(answer: Plan) -> RenderableType:
     """The whole report of a plan."""
-    parts: list[RenderableType] = [_title(answer), Text(), verdict(answer.verdict), Text(), _memory(answer)]
+    parts: list[RenderableType] = [_title(answer), Text(), verdict(answer.verdict), Text()]
+    parts.append(serving.memory(answer) if answer.serves else _memory(answer))
+    if answer.cache is not None:
+        parts += [Text(), serving.cache(answer)]
+    if answer.launch is not None:
+        parts += [Text(), serving.launch(answer)]
     if answer.time is not None:
         parts += [Text(), _time(answer.time, answer.binds)]
     if answer.throughput is not None:
@@ -77,9 +83,11 @@ def verdict(decided: Verdict) -> RenderableType:
     needed, capacity = decided.needed.value, decided.capacity.value
     margin = decided.margin_bytes
     spare = f"{units.gib(abs(margin))} {'to spare' if margin >= 0 else 'too much'}"
-    first = Text.assemble(
-        (word, style), f"  needs {units.gib(needed)} per GPU, has {units.gib(capacity)}: {spare}"
-    )
+    held = f"needs {units.gib(needed)} per GPU, has {units.gib(capacity)}: {spare}"
+    where = f"peak: {decided.phase}, stage {decided.stage}; largest part there: {clean(decided.binds)}"
+    if decided.phase == serving.PHASE:
+        held, where = serving.verdict_words(decided)
+    first = Text.assemble((word, style), f"  {held}")
     error = decided.expected_error
     against = {
         Level.FITS: "the margin is larger than",
@@ -87,7 +95,6 @@ def verdict(decided: Verdict) -> RenderableType:
         Level.DOES_NOT_FIT: "the excess is larger than",
     }[decided.level]
     why = f"{against} the expected error, ±{units.percent(error)} = ±{units.gib(error * needed)}"
-    where = f"peak: {decided.phase}, stage {decided.stage}; largest part there: {clean(decided.binds)}"
     return Group(first, indent(Text(f"{why} ({clean(decided.error_basis)})")), indent(Text(where)))
 
 
@@ -119,6 +126,10 @@ def _title(answer: Plan) -> RenderableType:
     first = Text.assemble(
         (clean(answer.name), HEADING), f" ({_size(answer.model)}) on ", (clean(answer.fleet), HEADING)
     )
+    if answer.serves:
+        return Group(
+            first, Text(serving.recipe_words(answer.recipe)), Text(serving.layout_words(answer.layout))
+        )
     return Group(first, Text(_recipe(answer.recipe)), Text(_layout(answer.layout)))
 
 

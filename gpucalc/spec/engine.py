@@ -45,6 +45,7 @@ class EngineEra(Spec):
     non_torch: dict[int, Figure] | None = None
     non_torch_pcie: dict[int, Figure] | None = None  # where no NVLink joins the ranks
     pre_existing: dict[int, Figure] | None = None  # in use before the engine looks
+    pre_existing_pcie: dict[int, Figure] | None = None
     graph_base: Figure | None = None
     graph_per_layer: Figure | None = None
     graph_moe: Figure | None = None  # of routed experts, divided over tensor-parallel ranks
@@ -97,7 +98,7 @@ class LaunchFlag(Spec):
 
 
 class Launch(Spec):
-    """The command that starts the engine's server. `{model}` stands for the checkpoint."""
+    """The command that starts the engine's server. `{model}` stands for the checkpoint, `{file}` for a local file's name."""
 
     since: str = "0"
     command: str

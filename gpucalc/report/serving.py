@@ -1,0 +1,110 @@
+"""What the report of a deployment shows where it differs from a training run's."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpucalc import units
+from gpucalc.line import Line
+from gpucalc.plan.answer import Plan, Verdict
+from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe
+from gpucalc.report.screen import QUIET, bar, breakdown, clean, grid, heading, indent, label, quantity
+
+_BAR = 22
+_SMALLEST_SHARE = (0.0005, 0.004, 0.02)
+PHASE = "serve"
+
+
+def recipe_words(recipe: ServeRecipe) -> str:
+    """The engine and what it is told, in one line."""
+    words = [
+        f"{recipe.engine} {recipe.version}",
+        f"weights {recipe.weights.name}",
+        f"cache {recipe.kv_dtype}",
+        f"max_model_len {recipe.max_model_len}",
+        f"max_num_seqs {recipe.max_num_seqs}",
+    ]
+    return ", ".join(clean(word) for word in words)
+
+
+def layout_words(layout: ServeLayout) -> str:
+    """The degrees above one and how many copies there are."""
+    named = [("tp", layout.tp), ("pp", layout.pp), ("dp", layout.dp), ("ep", layout.ep)]
+    named.append(("decode_context_parallel", layout.decode_context))
+    shown = [f"{name} {value}" for name, value in named if value > 1] or ["one GPU a copy"]
+    if layout.replicas > 1:
+        shown.append(f"{layout.replicas} copies of {layout.engine_gpus} GPUs")
+    return ", ".join(shown)
+
+
+def verdict_words(decided: Verdict) -> tuple[str, str]:
+    """What is held against what, and what decided, in words."""
+    needed, capacity = units.gib(decided.needed.value), units.gib(decided.capacity.value)
+    margin = decided.margin_bytes
+    spare = f"{units.gib(abs(margin))} {'to spare' if margin >= 0 else 'too much'}"
+    if decided.needed.name == "needed_to_start":
+        return (
+            f"needs {needed} per GPU to start and hold one longest request, may use {capacity}: {spare}",
+            f"stage {decided.stage} decides; largest part there: {clean(decided.binds)}",
+        )
+    return (
+        f"takes {needed} per GPU with everything allocated, has {capacity}: {spare}",
+        f"stage {decided.stage} decides; what may not fit: {clean(decided.binds)}",
+    )
+
+
+def memory(answer: Plan) -> RenderableType:
+    """One GPU with everything allocated, the cache as large as the engine makes it."""
+    tree = answer.memory
+    card = _card(answer)
+    scale = max(card, float(tree.value), 1.0)
+    table = grid("left", "right", "right", "left")
+
+    def row(text: Text, value: float) -> None:
+        table.add_row(
+            text,
+            Text(units.gib(value)),
+            Text(units.percent(value / card, 0) if card else ""),
+            bar(value / scale, _BAR, limit=card / scale),
+        )
+
+    row(Text("everything allocated", style=QUIET), float(tree.value))
+    for level, part, amount in breakdown(tree, 3):
+        if amount and abs(amount) >= _SMALLEST_SHARE[level] * tree.value:
+            row(Text("  " * (level + 1) + label(part)), amount)
+    title = "Memory per GPU"
+    if answer.layout.pp > 1:
+        title += f", stage {answer.verdict.stage} of {answer.layout.pp}, which decides"
+    return Group(heading(title), indent(table))
+
+
+def _card(answer: Plan) -> float:
+    """What the whole card holds."""
+    capacity = answer.verdict.capacity
+    total = capacity.inputs.get("total_bytes")
+    return float(total.value if isinstance(total, Line) else capacity.value)
+
+
+def cache(answer: Plan) -> RenderableType:
+    """What the cache costs and holds."""
+    assert answer.cache is not None
+    table: Table = grid("left", "right", "left")
+    for line in answer.cache.children:
+        note = clean(line.note) if line.note else ""
+        table.add_row(Text(label(line)), Text(_amount(line)), Text(note, style=QUIET))
+    return Group(heading("Cache on one GPU"), indent(table))
+
+
+def _amount(line: Line) -> str:
+    if line.unit == "tokens":
+        return f"{line.value:,.0f} tokens"
+    return quantity(line.value, line.unit)
+
+
+def launch(answer: Plan) -> RenderableType:
+    """The engine's own command, on a line of its own so that it can be copied."""
+    copies = answer.layout.replicas
+    title = "Start it with" if copies == 1 else f"Start each of the {copies} copies with"
+    return Group(heading(title), indent(Text(clean(answer.launch))))
