@@ -109,6 +109,15 @@ Task = Annotated[
     str | None,
     typer.Option("--task", metavar="train|serve", help="Which default run to plan when JOB is only a model."),
 ]
+ModelFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="Model of the job; for files that name none.",
+        autocompletion=_names("models"),
+    ),
+]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the job; repeatable.")
 ]
@@ -137,6 +146,7 @@ def _everywhere(
 def plan_command(
     job: JobName,
     gpus: Gpus = None,
+    model: ModelFlag = None,
     task: Task = None,
     sets: Sets = None,
     catalog: CatalogDir = None,
@@ -157,7 +167,7 @@ def plan_command(
         _scaled(job, scale, gpus, task, sets, catalog, as_json=as_json, strict=strict)
         return
 
-    answer, origin = _planned(job, gpus, task, sets, catalog, advice=not quiet)
+    answer, origin = _planned(job, gpus, task, sets, catalog, model=model, advice=not quiet)
     if as_json:
         from gpucalc.report import json
 
@@ -208,6 +218,7 @@ def explain_command(
         str, typer.Argument(metavar="LINE", help="Dotted path of a line of the plan, or the end of one.")
     ],
     gpus: Gpus = None,
+    model: ModelFlag = None,
     task: Task = None,
     sets: Sets = None,
     catalog: CatalogDir = None,
@@ -216,7 +227,7 @@ def explain_command(
     """Show one number of JOB's plan as formula, values and source."""
     from gpucalc.explain import explain
 
-    answer, _ = _planned(job, gpus, task, sets, catalog, advice=False)
+    answer, _ = _planned(job, gpus, task, sets, catalog, model=model, advice=False)
     verdict = answer.verdict
     found = explain(answer.root, line, prefer=(f"stage_{verdict.stage}", verdict.phase))
     if as_json:
@@ -378,6 +389,7 @@ def _planned(
     sets: list[str] | None,
     catalog: Path | None,
     *,
+    model: str | None = None,
     advice: bool,
 ) -> tuple[Plan, Mapping[str, Any]]:
     from gpucalc.catalog import open_catalog
@@ -385,7 +397,7 @@ def _planned(
     from gpucalc.planner import plan_job, provenance
 
     known = open_catalog(catalog)
-    found = resolve(job, known, gpus=gpus, task=task, sets=sets or ())
+    found = resolve(job, known, gpus=gpus, model=model, task=task, sets=sets or ())
     return plan_job(found, known, advice=advice), provenance(found, known)
 
 

@@ -1,9 +1,9 @@
 """From what a user typed for JOB to a job with every default said, and the model it is about.
 
 JOB is a job file, the name of a shipped job, a model file, a `config.json`, a folder or weights
-file with one beside it, or a catalogue model. What a file is, its content decides. A name that
-is both a shipped job and a model is the model when GPUs are given with it, else the job, which
-names its own; `models/NAME` and `jobs/NAME` say which.
+file, a trainer's or server's own file or command line, or a catalogue model. What a file is, its
+content decides. A name that is both a shipped job and a model is the model when GPUs are given with
+it, else the job, which names its own; `models/NAME` and `jobs/NAME` say which.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from gpucalc.spec.yamlio import Document, load_yaml, parse_scalar, read_text
 
 if TYPE_CHECKING:
     from gpucalc.catalog import Catalog
+    from gpucalc.importers.words import ImportedJob
     from gpucalc.spec.model import ModelSpec
 
 TASKS = ("train", "serve")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _WEIGHTS = (".safetensors", ".gguf")
+_LINES = (".toml", ".sh", ".bash", ".txt", ".args", ".slurm", ".sbatch")
+# A file with one of these keys is ours or a published configuration, whatever else it holds.
+_OURS = {"run", "expect", "measured", "gpus", "architectures", "transformers_version", "layers", "weight_map"}
 _CONFIG_BYTES = 64 * 2**20  # an index of a sharded checkpoint is a few MB
 _IMAGE_MODELS = ("cnn", "detector", "vit", "clip", "diffusion")
 _DEFAULT_SEQ_LEN = 4096
@@ -71,6 +75,7 @@ class _Found:
     document: Document | None = None
     bare: bool = False  # only a model: the run is the default one
     name: str | None = None
+    foreign: ImportedJob | None = None  # out of another program's file
 
 
 def resolve(
@@ -80,12 +85,13 @@ def resolve(
     gpus: str | None = None,
     task: str | None = None,
     sets: Iterable[str] = (),
+    model: str | None = None,
     need_gpus: bool = True,
 ) -> ResolvedJob:
     """The job that `argument` and the flags describe. Raises InputError.
 
-    `gpus`, `task` and `sets` are the flags of those names; `need_gpus=False` lets a job without
-    GPUs through (a search over the catalogue brings its own).
+    `gpus`, `model`, `task` and `sets` are the flags of those names; `need_gpus=False` lets a job
+    without GPUs through (a search over the catalogue brings its own).
     """
     if task is not None and task not in TASKS:
         raise UnknownName("unknown task", where="--task", given=task, legal=TASKS, near=nearest(task, TASKS))
@@ -93,6 +99,10 @@ def resolve(
         parse_fleet(gpus, where="--gpus")
     found = _find(str(argument), catalog, task, alone=gpus is None)
     changes = [_change(text) for text in sets]
+    if model is not None:
+        if found.bare:
+            raise InputError("JOB is a model already", where="--model", given=model, legal="a job")
+        found.data["model"] = model
     return _complete(found, catalog, gpus, task, changes, need_gpus)
 
 
@@ -117,6 +127,11 @@ def _find(argument: str, catalog: Catalog, task: str | None, *, alone: bool) -> 
     path = Path(argument)
     if _is_there(path):
         return _from_path(path)
+    if " " in argument.strip():
+        from gpucalc.importers import formats
+
+        if formats.is_line(argument):
+            return _foreign(formats.read_line(argument, "the command line"), None)
     kind, _, name = argument.partition("/")
     if kind == "models" and name:
         return _from_catalogue(name, catalog)
@@ -196,8 +211,19 @@ def _from_path(path: Path) -> _Found:
         )
     if suffix in _WEIGHTS or path.name.endswith(".safetensors.index.json"):
         return _from_path(_config_beside(path))
+    if suffix in _LINES:
+        from gpucalc.importers import formats
+
+        read = formats.read_toml if suffix == ".toml" else formats.read_line
+        return _foreign(read(read_text(path), str(path)), path)
     document = _read(path)
     data = document.data
+    if not _OURS & data.keys():
+        from gpucalc.importers import formats
+
+        foreign = formats.format_of(data)
+        if foreign is not None:
+            return _foreign(formats.read_data(data, str(path), foreign), path)
     kind = _kind_of(data)
     if kind == "job":
         return _Found(
@@ -215,6 +241,16 @@ def _from_path(path: Path) -> _Found:
         "is neither a job (model:, gpus:, run:), nor a model file, nor a config.json",
         where=str(path),
         given=", ".join(map(str, list(data)[:5])) or "no keys",
+    )
+
+
+def _foreign(job: ImportedJob, path: Path | None) -> _Found:
+    return _Found(
+        where=job.where,
+        folder=path.parent if path is not None else None,
+        data=deepcopy(job.data),
+        name=path.stem if path is not None else job.format,
+        foreign=job,
     )
 
 
@@ -341,10 +377,16 @@ def _complete(
             data.pop("system", None)
         data["gpus"] = gpus
     model, model_where, notes = _model(data.get("model"), found, catalog, of_model)
+    if found.foreign is not None:
+        notes = (*_settled(found.foreign, data, changes), *notes)
 
     fleet = _fleet(data.get("gpus"), found)
+    ranks = found.foreign.ranks if found.foreign is not None else None
     if fleet is None and need_gpus:
-        raise InputError("no GPUs given", where=found.where, key="gpus", legal=f"--gpus {GRAMMAR}")
+        hint = f"--gpus {ranks}xNAME: it starts {ranks} processes" if ranks else f"--gpus {GRAMMAR}"
+        raise InputError("no GPUs given", where=found.where, key="gpus", legal=hint)
+    if fleet is not None and ranks is not None and fleet.count != ranks:
+        notes = (*notes, f"{found.where} starts {ranks} processes; planned for {fleet.count} GPUs")
     listed: list[Default] = []
     if found.bare or "run" not in data:
         data["run"] = _default_run(data.get("run"), task or "train", fleet, model, listed)
@@ -354,7 +396,9 @@ def _complete(
             data["run"] = _default_framework(data["run"], fleet, model, listed)
     job = _read_job(data, found, changes)
     run, filled = (
-        _train_defaults(job.run, model) if isinstance(job.run, TrainRun) else _serve_defaults(job.run, model)
+        _train_defaults(job.run, model)
+        if isinstance(job.run, TrainRun)
+        else _serve_defaults(job.run, model, found.foreign is not None and found.foreign.engine_length)
     )
     return ResolvedJob(
         name=job.name or found.name or model.label,
@@ -364,6 +408,18 @@ def _complete(
         notes=notes,
         where=found.where,
         model_where=model_where,
+    )
+
+
+def _settled(foreign: ImportedJob, data: Mapping[str, Any], changes: Sequence[_Change]) -> tuple[str, ...]:
+    """What is said of a foreign file, without the questions that flags have answered."""
+    answered = [f"--set {change.key}=" for change in changes]
+    if data.get("gpus") is not None:
+        answered.append("--set gpus=")
+    return tuple(
+        note
+        for note in foreign.notes
+        if note not in foreign.asked or not any(answer in note for answer in answered)
     )
 
 
@@ -422,9 +478,8 @@ def _named_model(words: Any, found: _Found, catalog: Catalog) -> tuple[ModelSpec
         key = "" if found.bare else "model"
         return _described_model(dict(words), found.where, key, found.name if found.bare else None)
     if words is None:
-        raise InputError(
-            "is missing", where=found.where, key="model", legal="a catalogue id, a path, or keys"
-        )
+        legal = "a catalogue id, a path, or keys" if found.foreign is None else "--model NAME, a name or path"
+        raise InputError("is missing", where=found.where, key="model", legal=legal)
     if not isinstance(words, str) or not words.strip():
         raise InputError(
             "is not a model",
@@ -529,7 +584,9 @@ def _train_defaults(run: TrainRun, model: ModelSpec) -> tuple[TrainRun, tuple[De
     return run.model_copy(update=chosen), tuple(listed)
 
 
-def _serve_defaults(run: ServeRun, model: ModelSpec) -> tuple[ServeRun, tuple[Default, ...]]:
+def _serve_defaults(
+    run: ServeRun, model: ModelSpec, engine_length: bool = False
+) -> tuple[ServeRun, tuple[Default, ...]]:
     chosen: dict[str, Any] = {}
     listed: list[Default] = []
 
@@ -539,18 +596,22 @@ def _serve_defaults(run: ServeRun, model: ModelSpec) -> tuple[ServeRun, tuple[De
             listed.append(Default(f"run.{key}", value, why))
 
     longest = model.max_context or _FOUND_CONTEXT
-    length = min(_DEFAULT_SERVED_LEN, longest)
+    asked = (run.isl or 0) + (run.osl or 0)
+    usual = longest if engine_length else min(_DEFAULT_SERVED_LEN, longest)
+    length = run.max_model_len or max(usual, min(asked, longest))
     choose("dtype", run.dtype, "weights and activations in 16 bit, as models are published")
     choose("kv_dtype", run.kv_dtype, "the cache in the same type as the activations")
     choose("tp", "auto", "the fewest GPUs per replica that hold the model")
     choose(
         "max_model_len", length, "long enough for most requests" if length < longest else "the model's limit"
     )
-    choose("isl", min(1024, length // 2 or 1), "a usual prompt in published benchmarks")
-    choose("osl", min(256, length // 2 or 1), "a usual answer in published benchmarks")
-    choose("concurrency", 16, "a small service")
+    isl = run.isl or min(1024, length // 2 or 1, max(length - (run.osl or 0), 1))
+    choose("isl", isl, "a usual prompt in published benchmarks")
+    choose("osl", max(1, min(256, length // 2, length - isl)), "a usual answer in published benchmarks")
+    if run.framework in ("llamacpp", "hf"):
+        choose("concurrency", 1, "one request at a time, this engine's own default")
+    else:
+        choose("concurrency", 16, "a small service")
     if run.framework == "vllm":
         choose("gpu_memory_utilization", 0.9, "vLLM's own default")
-    if run.framework == "sglang":
-        choose("mem_fraction_static", 0.88, "SGLang derives it from the GPU; about this on 80 GB")
     return run.model_copy(update=chosen), tuple(listed)
