@@ -143,3 +143,45 @@ def test_columns_equal_scalars() -> None:
         degrees = dict(zip(names, row, strict=True))
         scalar = step_time(graph, layout_of(**degrees, shard=int(shard[i])), recipe, cluster).value
         assert column[i] == pytest.approx(scalar, rel=1e-9)
+
+
+def test_the_first_flash_attention_takes_twice_as_long() -> None:
+    graph, layout, cluster = graph_of("llama-3-8b"), layout_of(), cluster_of(8, "a100-sxm-80gb")
+    of = {
+        name: step_time(graph, layout, recipe_of(graph, attention=name, seq_len=65536), cluster).value
+        for name in ("flash", "flash-1")
+    }
+    assert 1.2 < of["flash-1"] / of["flash"] < 2
+
+
+def test_fused_experts_save_casts_and_launches() -> None:
+    graph, layout = graph_of("qwen3-30b-a3b"), layout_of(ep=8, micro_batch=4)
+    cluster = cluster_of(8, "gb200")
+    steps = {
+        year: step_time(graph, layout, recipe_of(graph, precision="mxfp8", year=year), cluster)
+        for year in (2025, 2026)
+    }
+    assert steps[2026].value < 0.8 * steps[2025].value
+    assert steps[2026].child("launch").value < steps[2025].child("launch").value
+
+
+def test_gradients_may_be_reduced_in_16_bits() -> None:
+    graph = graph_of("llama-3-8b")
+    recipe = recipe_of(graph, reduce_dtype="bf16")
+    assert (recipe.gradient_bytes, recipe.reduce_bytes) == (2, 2)
+    wide = step_time(graph, layout_of(micro_batches=1), recipe_of(graph), cluster_of(8))
+    narrow = step_time(graph, layout_of(micro_batches=1), recipe, cluster_of(8))
+    assert narrow.child("data_parallel").value < wide.child("data_parallel").value
+
+
+def test_a_network_takes_less_from_computation_than_links_inside() -> None:
+    graph = graph_of("llama-3-8b")
+    recipe = recipe_of(graph, framework="fsdp")
+    contention = {
+        gpus: step_time(graph, layout_of(dp=gpus, shard=gpus, zero_stage=3), recipe, cluster_of(gpus))
+        .child("data_parallel")
+        .inputs["contention"]
+        .value
+        for gpus in (8, 64)
+    }
+    assert contention[64] < contention[8]

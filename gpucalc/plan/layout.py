@@ -87,7 +87,8 @@ class Recipe:
     optimizer: str
     optimizer_bytes: float  # states and master copy per trained parameter
     step_temporary_bytes: int  # per parameter, at the optimizer step
-    attention: str  # flash | sdpa | eager
+    attention: str  # flash | eager
+    first_flash: bool  # kernels before FlashAttention-2
     kernels: str
     recompute: str  # none | selective | full
     recompute_scope: str

@@ -5,7 +5,7 @@ Every choice nobody stated is returned as an assumption with the key that change
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpucalc.errors import Infeasible, InputError
 from gpucalc.graph import Graph, Linear, Shard
@@ -56,6 +56,7 @@ BASE_BYTES = {
     "int8": 1.0,
 }
 
+SECOND_FLASH_YEAR = 2023  # FlashAttention-2 came out in July
 LOW_PRECISION = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 
 
@@ -189,6 +190,10 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
     if adapters is not None:  # the base is loaded in 16 bit and frozen, so nothing is cast per use
         trained = adapters.element_bytes
         sizes = ElementSizes(2, 2, trained, trained, trained, 0)
+    if run.reduce_dtype is not None:
+        reduced = 2 if run.reduce_dtype == "bf16" else 4
+        kept = reduced if framework == "megatron" else sizes.gradient
+        sizes = replace(sizes, gradient=kept, reduce=reduced)
     states = OPTIMIZER_STATES.get(run.optimizer)
     state_bytes = QUANTISED_STATE_BYTES[run.optimizer] if states is None else float(states * sizes.state)
     fused = framework == "megatron" or run.fused_kernels
@@ -215,6 +220,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         optimizer_bytes=state_bytes + sizes.master,
         step_temporary_bytes=sizes.state if foreach else 0,
         attention="eager" if attention == "eager" else "flash",
+        first_flash=attention == "flash-1" or (attention == "flash" and year < SECOND_FLASH_YEAR),
         kernels=kernels,
         recompute=recompute,
         recompute_scope=scope,

@@ -60,6 +60,9 @@ RING_OVERLAP = _known(
 CONTENTION = _known(
     "contention", 0.25, "fraction", f"{_RUNS}; NCCL takes 16 to 32 of an H100's 132 multiprocessors"
 )
+NETWORK_CONTENTION = _known(
+    "contention", 0.1, "fraction", f"{_RUNS}; over a network NCCL opens fewer channels"
+)
 COPY_CONTENTION = _known("contention", 0.0, "fraction", "copy engines take no multiprocessor")
 # Share of sequence-parallel gathers and scatters that runs beside the products they feed.
 TENSOR_HIDDEN = _known(
@@ -603,10 +606,18 @@ def _data_parallel(time: _StageTime, layout: Layout, recipe: Recipe, links: Link
             communication_s=communication,
             compute_s=beside,
             overlap=OVERLAP[recipe.framework],
-            contention=CONTENTION,
+            contention=_contention(replicas, layout, links),
             children=(communication,),
         )
     ]
+
+
+def _contention(ranks: Num, layout: Layout, links: Links) -> Line:
+    """What hidden data-parallel communication costs: less where the network sets its pace."""
+    nodes = comm.group_nodes(ranks=ranks, stride=layout.tp, domain=links.island)
+    if is_scalar(nodes):
+        return NETWORK_CONTENTION if nodes > 1 else CONTENTION
+    return replace(CONTENTION, value=where(nodes > 1, NETWORK_CONTENTION.value, CONTENTION.value))
 
 
 def _gathered(stage: Stage, dense: Num, expert: Num, layout: Layout, recipe: Recipe) -> tuple[Num, Num]:

@@ -36,8 +36,11 @@ WRITTEN_OUT_GELU_PASSES = (20, 30)  # gelu_new as eight eager kernels
 DROPOUT_PASSES = {"eager": (2.5, 2.5), "compiled": (0.5, 0.5), "fused": (0.5, 0.5)}
 SCORE_PASSES = {"eager": (9, 9), "compiled": (4, 5), "fused": (4, 5)}  # scale, mask, softmax, dropout
 RELATIVE_PASSES = 8  # position scores written, shifted by a padded copy, added
-# Convolution, gates and chunked scan; fitted to the published Nemotron 3 Nano runs.
-SCAN_PASSES = {"eager": (80, 160), "compiled": (50, 100), "fused": (50, 100)}
+# Convolution, gates and chunked scan; fitted to the published Nemotron 3 Nano runs on four GPU kinds.
+SCAN_PASSES = {"eager": (150, 300), "compiled": (120, 240), "fused": (120, 240)}
+# Biases of experts, weighted by the router's fp32 probabilities outside the product, in fp32 passes of the
+# output: product, addition, concatenation and cast; backward the same and a reduction for bias and probability.
+EXPERT_BIAS_PASSES = (7, 11)
 SCAN_EFFICIENCY = Line(
     "scan_efficiency",
     0.5,
@@ -57,6 +60,10 @@ LINEAR_CALLS = {"eager": 3, "compiled": 2, "fused": 22}
 LOW_PRECISION_CALLS = {"eager": 3, "compiled": 3, "fused": 22}
 MOE_CALLS = {"eager": 90, "compiled": 90, "fused": 220}  # router, permutation, exchange
 EXPERT_CALLS = {"eager": 0, "compiled": 0, "fused": 3}  # per matrix of a local expert; twice with casts
+# From the containers of mid-2026 on TransformerEngine runs gated experts in Blackwell's block-scaled formats
+# as one grouped kernel: activation and casts in its epilogues, replayed from a CUDA graph.
+FUSED_EXPERTS_YEAR = 2026
+BLOCK_SCALED = ("mxfp8", "nvfp4")
 LORA_CALLS = 20  # a wrapped module: dropout, two products, scale, add, casts
 
 # On other vendors' GPUs the catalogue carries Hopper's share over, and PyTorch's kernels are no closer to it.
@@ -68,9 +75,17 @@ PORTABLE_ATTENTION = Line(
     source="Shah et al. 2024: FlashAttention-2, PyTorch's kernel, reaches 35 % of an H100, FlashAttention-3"
     " 65 to 75 %",
 )
+FIRST_FLASH = Line(
+    "first_flash",
+    0.5,
+    "fraction",
+    Kind.MEASURED,
+    source="Dao 2023: FlashAttention-1 reaches 25 to 40 % of an A100, FlashAttention-2 50 to 73 %",
+)
 NATIVE_ATTENTION_FROM = 9.0  # compute capability from which the two differ
-# Unpacking 4-bit weights takes several passes over 16- and 32-bit temporaries.
-DEQUANTISE_PASSES = 4
+# Bytes moved to unpack one 4-bit weight, its own left out: NF4 in one or two kernels; GPTQ's unpacking
+# writes and reads 16- and 32-bit temporaries for shift, mask, offset and scale.
+DEQUANTISE_BYTES = {False: 9.5, True: 20.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +109,19 @@ class Device:
         wide = "bf16" if low else recipe.math
         bandwidth = gpu.memory_bandwidth.line("memory_bandwidth")
         training = kernels.training_efficiency.line("training_efficiency")
+        own = kernels.training_efficiency_low if low else None
+        training_low = own.line("training_efficiency") if own is not None else training
 
-        def rates(rate: KernelRate, math: str, share: str, alone: Line | None = None) -> dict[str, Any]:
+        def rates(
+            rate: KernelRate, math: str, share: str, alone: Line | None = None, inside: Line = training
+        ) -> dict[str, Any]:
             return {
                 "peak_flops_per_s": _peak(gpu, math),
                 share: compute(
                     share,
                     f.in_step_efficiency,
                     alone=alone if alone is not None else rate.mfu_max.line("alone"),
-                    training_efficiency=training,
+                    training_efficiency=inside,
                 ),
                 "bandwidth_bytes_per_s": bandwidth,
                 "hbm_efficiency": rate.hbm_efficiency.line("hbm_efficiency"),
@@ -126,7 +145,7 @@ class Device:
         return cls(
             gpu=gpu,
             kernels=kernels,
-            matrix=rates(plain, recipe.math, "mfu_max", unquantised),
+            matrix=rates(plain, recipe.math, "mfu_max", unquantised, training_low),
             wide=rates(plain, wide, "mfu_max"),
             attention=attention,
             attention_backward=backward,
@@ -164,9 +183,11 @@ def _attention_share(gpu: GpuSpec, kernels: KernelSpec, recipe: Recipe) -> Line:
     """Share of the peak attention reaches with the kernel the framework calls."""
     best = kernels.attention.mfu_max.line("alone")
     native = gpu.vendor == "NVIDIA" and float(gpu.compute_capability) < NATIVE_ATTENTION_FROM
-    if recipe.framework == "megatron" or native:
-        return best
-    return compute("efficiency", f.in_step_efficiency, alone=best, training_efficiency=PORTABLE_ATTENTION)
+    if recipe.framework != "megatron" and not native:
+        best = compute("alone", f.in_step_efficiency, alone=best, training_efficiency=PORTABLE_ATTENTION)
+    if recipe.first_flash:
+        best = compute("efficiency", f.in_step_efficiency, alone=best, training_efficiency=FIRST_FLASH)
+    return best
 
 
 def _unquantised(kernels: KernelSpec, math: str, plain: KernelRate) -> Line:
@@ -259,7 +280,16 @@ def layer_work(block: Block, shape: Shape, layout: Layout, recipe: Recipe, devic
         if recipe.dropout:
             _elementwise(work, f"dropout_{index}", outside, hidden, DROPOUT_PASSES[code], stream, device)
     for part in parts:
-        _linears(work, part.linears, shape.tokens, layout, recipe, device, low=device.low_precision)
+        _linears(
+            work,
+            part.linears,
+            shape.tokens,
+            layout,
+            recipe,
+            device,
+            low=device.low_precision,
+            fused=_fused_experts(part, recipe),
+        )
         if isinstance(part, Attention):
             _attention(work, part, part is block.cross, shape, layout, recipe, device)
         elif isinstance(part, StateMixer):
@@ -314,9 +344,19 @@ def local_shape(linear: Linear, tokens: Num, layout: Layout) -> tuple[Num, Num, 
 
 
 def linear_lines(
-    linear: Linear, tokens: Num, layout: Layout, recipe: Recipe, device: Device, *, low: bool
+    linear: Linear,
+    tokens: Num,
+    layout: Layout,
+    recipe: Recipe,
+    device: Device,
+    *,
+    low: bool,
+    fused: bool = False,
 ) -> tuple[Line, list[Line]]:
-    """Forward time of a linear, and backward times of its input and weight gradients."""
+    """Forward time of a linear, and backward times of its input and weight gradients.
+
+    fused: the experts of a rank are one kernel.
+    """
     rows, inputs, outputs, matrices = local_shape(linear, tokens, layout)
     low = low and linear.shard is not Shard.REPLICATED
     rates = device.matrix if low else device.wide
@@ -324,7 +364,7 @@ def linear_lines(
     result = recipe.activation_bytes
     flops = compute("flops", f.linear_flops, tokens=rows, inputs=inputs, outputs=outputs, active=1)
     shape = {"rows": rows, "inputs": inputs, "outputs": outputs, "matrices": matrices}
-    if linear.shard is Shard.EXPERT:  # every expert's product is a call of its own
+    if linear.shard is Shard.EXPERT and not fused:  # every expert's product is a call of its own
         rates = rates | {
             "overhead_s": compute("overhead", f.repeated_s, each_s=rates["overhead_s"], times=matrices)
         }
@@ -361,6 +401,14 @@ def linear_lines(
     return forward, backward
 
 
+def _fused_experts(part: Mixer | FeedForward, recipe: Recipe) -> bool:
+    """Whether experts run as one kernel with their activation and casts."""
+    if not isinstance(part, Moe) or not part.gated or any(linear.bias for linear in part.linears):
+        return False
+    known = recipe.framework == "megatron" and recipe.precision in BLOCK_SCALED
+    return known and recipe.year >= FUSED_EXPERTS_YEAR
+
+
 def _stored_bytes(math: str) -> float:
     return {"fp4": 0.5625, "fp6": 0.75}.get(math, 1.0)  # fp4 with one fp8 scale per 16 values
 
@@ -374,19 +422,21 @@ def _linears(
     device: Device,
     *,
     low: bool,
+    fused: bool = False,
 ) -> None:
     seen: set[tuple[int, float]] = set()
     for linear in linears:
-        forward, backward = linear_lines(linear, tokens, layout, recipe, device, low=low)
+        inside = fused and linear.shard is Shard.EXPERT
+        forward, backward = linear_lines(linear, tokens, layout, recipe, device, low=low, fused=inside)
         work.matrix.append(forward)
         work.matrix_back.extend(backward)
         work.calls += LINEAR_CALLS[recipe.kernels]
         rows, inputs, outputs, matrices = local_shape(linear, tokens, layout)
-        if linear.shard is Shard.EXPERT:
+        if linear.shard is Shard.EXPERT and not fused:
             work.calls += matrices * EXPERT_CALLS[recipe.kernels] * (2 if low else 1)
         fresh = (linear.inputs, linear.active) not in seen
         seen.add((linear.inputs, linear.active))
-        if low and linear.shard is not Shard.REPLICATED:
+        if low and linear.shard is not Shard.REPLICATED and not inside:
             # The forward input once per distinct tensor, the gradient of every output.
             work.calls += LOW_PRECISION_CALLS[recipe.kernels]
             stored = _stored_bytes(recipe.math)
@@ -419,15 +469,16 @@ def _linears(
             work.calls += LORA_CALLS
             _adapter(work, linear, rows, inputs, outputs, recipe, device)
         if recipe.method == "qlora" and recipe.adapters is not None:
-            base = recipe.adapters.base_bytes_per_param
+            adapters = recipe.adapters
+            base = adapters.base_bytes_per_param
             for lines in (work.traffic, work.traffic_back):
                 moved = compute(
                     "bytes",
                     f.elementwise_bytes,
                     tokens=inputs * linear.copies,
                     width=outputs,
-                    passes=DEQUANTISE_PASSES,
-                    element_bytes=base + recipe.activation_bytes,
+                    passes=1,
+                    element_bytes=base + DEQUANTISE_BYTES[adapters.keeps_dequantised],
                 )
                 lines.append(device.move(f"{linear.name}_dequantise", moved))
 
@@ -654,9 +705,13 @@ def _feed_forward(
     if isinstance(part, Mlp):
         _elementwise(work, "activation", shape.tokens, part.ffn / layout.tp, passes, size, device)
         return
-    work.calls += MOE_CALLS[code]
     routed = shape.tokens * part.top_k / layout.tp
-    _elementwise(work, "expert_activation", routed, part.expert_ffn, passes, size, device)
+    if not _fused_experts(part, recipe):
+        work.calls += MOE_CALLS[code]
+        _elementwise(work, "expert_activation", routed, part.expert_ffn, passes, size, device)
+    biased = sum(linear.outputs for linear in part.linears if linear.shard is Shard.EXPERT and linear.bias)
+    if biased and recipe.year < FUSED_EXPERTS_YEAR:
+        _elementwise(work, "expert_bias", routed, biased / layout.etp, EXPERT_BIAS_PASSES, 4, device)
     if part.shared_ffn:
         _elementwise(
             work, "shared_activation", shape.tokens, part.shared_ffn / layout.tp, passes, size, device

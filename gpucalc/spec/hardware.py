@@ -52,6 +52,7 @@ class KernelSpec(Spec):
     elementwise_hbm_efficiency: Figure  # norms, activations, optimizer: bytes moved over bandwidth
     launch_overhead: Figure  # per kernel started from eager Python, when the GPU waits for it
     training_efficiency: Figure  # rate inside a training step over the rate of the kernel alone
+    training_efficiency_low: Figure | None = None  # the same for fp8 and below, where it was seen to differ
     transfer_error: Figure  # mean absolute log error to expect on a GPU these were not measured on
     notes: tuple[str, ...] = ()
 
