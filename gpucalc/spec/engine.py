@@ -50,6 +50,7 @@ class EngineEra(Spec):
     graph_per_layer: Figure | None = None
     graph_moe: Figure | None = None  # of routed experts, divided over tensor-parallel ranks
     graph_mxfp4: Figure | None = None  # in its place where experts are in MXFP4
+    graph_sizes: Figure | None = None  # batch sizes captured where the pool above was seen
     graphs_subtracted: Figure | None = None  # 1: an estimate of the graphs is taken off the cache
     warmup_bytes_per_logit: Figure | None = None  # the sampler's dry run after the cache is allocated
     # Weights.
@@ -98,7 +99,7 @@ class LaunchFlag(Spec):
 
 
 class Launch(Spec):
-    """The command that starts the engine's server. `{model}` stands for the checkpoint, `{file}` for a local file's name."""
+    """The command that starts the server. `{model}` stands for the checkpoint, `{file}` for a local file."""
 
     since: str = "0"
     command: str

@@ -1,0 +1,86 @@
+"""What a serving engine's own kernels and loop add to a GPU's rates.
+
+Fitted by engine and weight class, never by model. A weight class says in which bits weights are stored and
+in which activations are multiplied: w16 (16 bits or more), w8a16 and w4a16 (weights widened on the way), w8a8
+and w4a4 (activations quantised too, where the GPU has the rate).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gpucalc.spec.base import Spec
+from gpucalc.spec.figure import Figure
+
+WeightClass = Literal["w16", "w8a16", "w8a8", "w4a16", "w4a4"]
+WIDE_BYTES = 1.5  # per parameter, from there up
+EIGHT_BYTES = 0.8
+# What stands for a class an engine file does not list: the nearest that stores as many bits.
+NEAREST: dict[WeightClass, tuple[WeightClass, ...]] = {
+    "w16": (),
+    "w8a16": ("w8a8",),
+    "w8a8": ("w8a16",),
+    "w4a16": ("w4a4",),
+    "w4a4": ("w4a16",),
+}
+
+
+def weight_class(bytes_per_param: float, *, quantised: bool) -> WeightClass:
+    """The class of weights stored in so many bytes each; `quantised`: activations are too."""
+    if bytes_per_param >= WIDE_BYTES:
+        return "w16"
+    if bytes_per_param >= EIGHT_BYTES:
+        return "w8a8" if quantised else "w8a16"
+    return "w4a4" if quantised else "w4a16"
+
+
+class WeightSpeed(Spec):
+    """How one engine multiplies with weights of one class.
+
+    read_share: of the datasheet bandwidth thin products reach, where the kernel does not reach less.
+    per_multiprocessor: what each multiprocessor can have in flight, the bound on GPUs with few of them for
+    their bandwidth. layer_gap: what a layer takes besides its products and attention in a captured graph;
+    host time where kernels are launched one by one. compute_share: of the rate the GPU's kernels reach
+    alone, at many rows.
+    """
+
+    read_share: Figure
+    per_multiprocessor: Figure | None = None
+    layer_gap: Figure
+    compute_share: Figure
+
+
+class EngineSpeed(Spec):
+    """The speed of an engine beyond its kernels' rates on the GPU.
+
+    host_layer: host time per layer where kernels are launched one by one, by the engine version from
+    which it holds ("0" for the first). own_kernels: thin products are the engine's, so that the rates of
+    the GPU's libraries bound them not. mixes_prefill: prompt chunks share passes with decoding. reserves: a
+    request is admitted only when its whole length fits the cache. rewrites_cache: each step copies keys and
+    values and widens them to the query heads. grouped_since: the version before which each query head reads
+    its keys and values anew.
+    """
+
+    weights: dict[WeightClass, WeightSpeed]
+    moe_gap: Figure  # per layer with experts, beside layer_gap
+    step: Figure  # per pass, no forward
+    request: Figure  # per running request and pass
+    grouped_share: Figure  # of the rate one product reaches, what grouped expert products do
+    attention_share: Figure  # of the rate decode attention reaches alone
+    all_reduce_latency: Figure  # share of NCCL's
+    handoff: Figure  # per pipeline boundary of a pass
+    host_layer: dict[str, Figure] | None = None
+    eager: bool = False  # no graphs, whatever is asked
+    own_kernels: bool = False
+    mixes_prefill: bool = True
+    reserves: bool = False
+    rewrites_cache: bool = False
+    grouped_since: str | None = None
+    multiplies_in: Literal["fp16"] | None = None  # whatever the dtype
+
+    def of_class(self, name: WeightClass) -> WeightSpeed | None:
+        """The constants of a class, or of the nearest listed; None where neither is."""
+        for one in (name, *NEAREST[name]):
+            if one in self.weights:
+                return self.weights[one]
+        return None
