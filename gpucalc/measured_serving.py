@@ -26,6 +26,7 @@ from gpucalc.spec.yamlio import load_yaml
 from gpucalc.units import GIB
 
 CONVENTIONS = "conventions_serving"
+_POOLED = ("vllm", "sglang", "trtllm")  # engines that give their cache a share of the card
 FOLDER = "inference"
 
 # Engines the contract does not name: the one nearest in memory, the one nearest in speed, and why.
@@ -69,7 +70,11 @@ _STORED = re.compile(
     r"|quantized[-_.]w\da\d+|w\da\d+|[48]bit|iq\d\w*|q\d\w*|ud|mixed)$",
     re.IGNORECASE,
 )
+_ONLY = re.compile(r"only the (\w+) figure is meaningful")
+_NOT_SHOWN = re.compile(r"value of (\w+) not shown")
+_DEFAULT_SHARE = re.compile(r"default utili[sz]ation")
 _MEMORY_TOLERANCE = 0.006  # a log's total memory beside a catalogue GPU's
+_SOME_TOKENS = 128  # of a request nobody described; pools do not depend on it
 _ANY_GPU = "h100-sxm-80gb"  # stands for a GPU that is not named, where only tensors are counted
 
 
@@ -244,6 +249,11 @@ class ServingNormaliser:
         self.conventions.fill(row, run)
         return run
 
+    def meter_of(self, row: Row) -> str:
+        """What a row's total of memory counts: held | allocated | device."""
+        rules = (rule for rule in self.conventions.meters if rule.applies(row))
+        return next((str(rule.values["meter"]) for rule in rules), "device")
+
     def find_model(self, name: str) -> str | None:
         """The catalogue id of a checkpoint's name, without the words that say how it is stored."""
         if name not in self._stems:
@@ -339,6 +349,10 @@ class _Draft:
     def _job(self, model: str | dict[str, Any], gpus: str, engine: str) -> Job:
         run = {key: value for key, value in self.run.items() if key in ServeRun.model_fields}
         run["framework"] = engine
+        longest = run.get("max_model_len")
+        if longest is not None:  # a request that fits, where none is stated
+            run.setdefault("osl", max(1, min(_SOME_TOKENS, longest - run.get("isl", 1))))
+            run.setdefault("isl", max(1, min(_SOME_TOKENS, longest - run["osl"])))
         if engine in ("hf", "llamacpp"):
             for key in ("gpu_memory_utilization", "mem_fraction_static", "enforce_eager", "ep"):
                 run.pop(key, None)
@@ -497,7 +511,7 @@ class _Draft:
                 run["max_model_len"] = max(longest, request)
                 self.notes.append(f"run.max_model_len {run['max_model_len']}: the model's longest context")
             elif request > 1:
-                run["max_model_len"] = request
+                run["max_model_len"] = request + ("osl" not in run)
 
     def _degrees(self, engine: str, gpus: str) -> None:
         match = re.match(r"^\s*(?:(\d+)x)?(\d+)x\S", gpus)
@@ -515,9 +529,24 @@ class _Draft:
             raise _Lacking(f"run.tp x pp x dp = {product} is not {count} GPUs")
 
 
-def doubtful_setting(row: Row) -> str | None:
-    """Why a row's settings cannot have led to what it reports, by its own notes."""
-    match = _DOUBTFUL.search(str(row.data.get("notes") or ""))
-    if match is None or match[1] == "prefill":
+def meaningless(row: Row, quantity: str) -> str | None:
+    """Why a memory figure of a row says nothing, by the row's own notes."""
+    only = _ONLY.search(str(row.data.get("notes") or ""))
+    if only is None or only[1] == quantity or quantity == "verdict":
         return None
-    return f"the {match[1]} is doubtful by the row's own notes"
+    return f"only the {only[1]} figure is meaningful by the row's own notes"
+
+
+def undecided(row: Row) -> str | None:
+    """Why the bytes an engine leaves for its cache cannot follow from what a row states."""
+    notes = str(row.data.get("notes") or "")
+    doubtful = _DOUBTFUL.search(notes)
+    if doubtful is not None and doubtful[1] != "prefill":
+        return f"the {doubtful[1]} is doubtful by the row's own notes"
+    hidden = _NOT_SHOWN.search(notes)
+    if hidden is not None:
+        return f"run.{hidden[1]} not stated"
+    stated = row.run.get("gpu_memory_utilization") is not None or _DEFAULT_SHARE.search(notes)
+    if not stated and row.run.get("framework") in _POOLED:
+        return "run.gpu_memory_utilization not stated"
+    return None

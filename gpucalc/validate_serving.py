@@ -22,8 +22,9 @@ from gpucalc.measured_serving import (
     Logged,
     Rate,
     ServingNormaliser,
-    doubtful_setting,
+    meaningless,
     rates_of,
+    undecided,
 )
 from gpucalc.plan.serve_memory import Logged as MemoryLog
 from gpucalc.plan.serve_memory import serving_memory
@@ -74,14 +75,25 @@ class Start:
     group: str
     engine: str
     refused: bool
-    said: str | None  # why it cannot start by the estimate, None: it starts
+    why: str | None  # why the engine would refuse, in its own terms, by the estimate
     needed_bytes: float
     capacity_bytes: float
+    uncertain_bytes: float  # the expected error of `needed_bytes`
+
+    @property
+    def said_refused(self) -> bool:
+        """Whether the estimate says it cannot start."""
+        return self.why is not None or self.needed_bytes > self.capacity_bytes
+
+    @property
+    def marginal(self) -> bool:
+        """Whether the estimate is too close to tell, as a plan would say."""
+        return abs(self.needed_bytes - self.capacity_bytes) <= self.uncertain_bytes
 
     @property
     def right(self) -> bool:
-        """Whether the estimate agrees."""
-        return (self.said is not None) == self.refused
+        """Whether the estimate agrees; marginal, within the stated margin, agrees with either."""
+        return self.said_refused == self.refused or self.marginal
 
     def document(self) -> dict[str, Any]:
         """The same for a JSON document."""
@@ -90,10 +102,13 @@ class Start:
             "group": self.group,
             "framework": self.engine,
             "refused": self.refused,
-            "estimated_refused": self.said is not None,
-            "why": self.said,
+            "estimated_refused": self.said_refused,
+            "marginal": self.marginal,
+            "right": self.right,
+            "why": self.why,
             "needed_bytes": self.needed_bytes,
             "capacity_bytes": self.capacity_bytes,
+            "uncertain_bytes": self.uncertain_bytes,
         }
 
 
@@ -106,9 +121,10 @@ class Memory:
     kv_cache: float
     kv_tokens: float
     kv_tokens_given: float | None  # with the logged activations, where there are any
-    total: float  # over all GPUs
+    totals: Mapping[str, float]  # over all GPUs, by what a meter counts: held | allocated | device
     needed: float
     capacity: float
+    uncertain: float
     refusal: str | None
     arch: str
 
@@ -158,6 +174,7 @@ def start_counts(starts: Sequence[Start]) -> dict[str, Any]:
         "refused": len(failed),
         "refused_right": right,
         "refused_right_share": round(right / len(failed), 6) if failed else None,
+        "marginal": sum(start.marginal for start in starts),
         "says_refused_ran": sum(not start.right and not start.refused for start in starts),
     }
 
@@ -210,7 +227,7 @@ def _compare(
             yield from (left(name, f"not estimated: {error}") for name in memory_asked)
         else:
             for name in memory_asked:
-                yield _memory_outcome(row, deployment, name, logged, memory)
+                yield _memory_outcome(row, deployment, name, logged, memory, normaliser.meter_of(row))
     for name, rate in rates.items():
         if isinstance(rate, Skip):
             yield left(name, rate.reason)
@@ -235,22 +252,31 @@ def _memory_quantities(row: Row, logged: Logged) -> Iterator[str]:
 
 
 def _memory_outcome(
-    row: Row, deployment: Deployment, name: str, logged: Logged, memory: Memory
+    row: Row, deployment: Deployment, name: str, logged: Logged, memory: Memory, meter: str
 ) -> Point | Skipped | Start:
-    doubt = doubtful_setting(row)
-    rests_on_size = name not in ("weights", "activation_peak", "total_memory")
     static = deployment.job.run.framework not in PAGED  # a cache as long as was asked for
-    if rests_on_size and deployment.known == "tensors" and not (name == "kv_cache" and static):
-        return Skipped(row.id, name, "gpus not stated", row.group)
-    if rests_on_size and doubt is not None:
-        return Skipped(row.id, name, doubt, row.group)
+    lacking = meaningless(row, name)
+    if lacking is None and name in ("kv_tokens", "kv_tokens_predicted", "kv_cache", "verdict"):
+        on_card = name == "verdict" or not (
+            static or (name == "kv_tokens" and logged.activation_peak is None)
+        )
+        if on_card and deployment.known == "tensors":
+            lacking = "gpus not stated"
+        elif on_card and (name != "verdict" or not row.measured["oom"]):
+            lacking = undecided(row)
+    if lacking is not None:
+        return Skipped(row.id, name, lacking, row.group)
     if name == "verdict":
-        said = memory.refusal
-        if said is None and memory.needed > memory.capacity:
-            said = "needs more memory than the GPU has"
-        refused = bool(row.measured["oom"])
-        engine = deployment.job.run.framework
-        return Start(row.id, row.group, engine, refused, said, memory.needed, memory.capacity)
+        return Start(
+            id=row.id,
+            group=row.group,
+            engine=deployment.job.run.framework,
+            refused=bool(row.measured["oom"]),
+            why=memory.refusal,
+            needed_bytes=memory.needed,
+            capacity_bytes=memory.capacity,
+            uncertain_bytes=memory.uncertain,
+        )
     if name.startswith("kv_tokens"):
         assert logged.kv_tokens is not None
         if name == "kv_tokens" and memory.kv_tokens_given is None:
@@ -259,12 +285,14 @@ def _memory_outcome(
             )
         given = memory.kv_tokens_given if name == "kv_tokens" else memory.kv_tokens
         assert given is not None
-        meter = "cache tokens, " + (_given(logged) if name == "kv_tokens" else "all predicted")
-        return _value(row, deployment, name, logged.kv_tokens, given, "tokens", meter, memory.arch)
+        words = "cache tokens, " + (_given(logged) if name == "kv_tokens" else "all predicted")
+        return _value(row, deployment, name, logged.kv_tokens, given, "tokens", words, memory.arch)
     measured = getattr(logged, name)
-    estimated = memory.total if name == "total_memory" else getattr(memory, name)
-    meter = "over all GPUs" if name == "total_memory" else "per GPU, rank 0"
-    return _value(row, deployment, name, measured, estimated, "bytes", meter, memory.arch)
+    if name == "total_memory":
+        estimated, words = memory.totals[meter], f"over all GPUs, {meter}"
+    else:
+        estimated, words = getattr(memory, name), "per GPU, rank 0"
+    return _value(row, deployment, name, measured, estimated, "bytes", words, memory.arch)
 
 
 def _given(logged: Logged) -> str:
@@ -341,18 +369,29 @@ class ServingPlanner:
             given = self._memory(deployment.job, told)
         elif logged.kv_cache is not None:
             given = self._memory(deployment.job, replace(stated, pool=logged.kv_cache))
+        each = float(found.kv_bytes_per_token.value)
+        tokens = None if given is None else float(given.kv_tokens.value)
+        # SGLang logs recurrent states apart from the cache of keys and values.
+        apart = served.recipe.engine == "sglang" and bool(found.state_bytes.value)
+        if apart and logged.kv_cache is not None:
+            tokens = logged.kv_cache / each
         first = stages(served.graph, pp=served.layout.pp, vpp=1)[0]
         parts = {line.name: float(line.value) for line in found.tree.children}
         weights = stage_weights(served.graph, first, served.layout, served.recipe, served.era)
         return Memory(
             weights=float(weights.value),
             activation_peak=_activation_peak(found, parts),
-            kv_cache=parts.get("kv_cache", 0.0),
+            kv_cache=float(found.kv_tokens.value) * each if apart else parts.get("kv_cache", 0.0),
             kv_tokens=float(found.kv_tokens.value),
-            kv_tokens_given=None if given is None else float(given.kv_tokens.value),
-            total=float(found.tree.value) * served.layout.gpus,
+            kv_tokens_given=tokens,
+            totals={
+                "held": (weights.value + parts.get("kv_cache", 0.0)) * served.layout.gpus,
+                "allocated": (found.tree.value - parts.get("non_torch", 0.0)) * served.layout.gpus,
+                "device": found.tree.value * served.layout.gpus,
+            },
             needed=float(found.needed.value),
             capacity=float(found.capacity.value),
+            uncertain=float(found.uncertain_bytes),
             refusal=found.refusal,
             arch=served.cluster.pools[0].gpu.arch,
         )
@@ -391,7 +430,7 @@ class ServingPlanner:
 
     def _memory(self, job: Job, log: MemoryLog) -> ServingMemory:
         served = self._served(job)
-        key = (repr((job.model, job.gpus, served.recipe)), log)
+        key = (repr((job.model, job.gpus, served.layout, served.recipe)), log)
         if key not in self._memories:
             self._memories[key] = serving_memory(
                 served.graph, served.layout, served.recipe, served.era, served.cluster, logged=log
