@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe
+from gpucalc.plan.weight_formats import published_formats
 from gpucalc.spec.engine import EngineSpec, version_key
 from gpucalc.spec.model import ModelSpec
 
@@ -16,11 +17,19 @@ def launch_line(
     spec: ModelSpec,
     quant: str | None,
     kv_dtype: str,
-) -> str | None:
-    """One engine's command; replicas each run it. None where the engine has none."""
+) -> tuple[str | None, str | None]:
+    """One engine's command, and what has to be put in its place. replicas each run it.
+
+    None where the engine has no server of its own.
+    """
     launch = engine.launch_at(recipe.version)
     if launch is None:
-        return None
+        return None, None
+    published = quant in (None, "none") or quant in published_formats(spec)
+    made = None if published else launch.quantizations.get(quant or "")
+    wanting = None
+    if not published and made is None:
+        wanting = f"the launch line names the published model; put a checkpoint in {quant} in its place"
     slots = recipe.max_num_seqs
     values: dict[str, object] = {
         "tp": layout.tp if layout.tp > 1 else None,
@@ -30,7 +39,7 @@ def launch_line(
         "expert_parallel": True if layout.ep > 1 else None,
         "decode_context_parallel": layout.decode_context if layout.decode_context > 1 else None,
         "dtype": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[recipe.dtype],
-        "quantization": launch.quantizations.get(quant or ""),
+        "quantization": made,
         "kv_dtype": launch.kv_dtypes.get(kv_dtype),
         "max_model_len": recipe.max_model_len,
         "context": recipe.max_model_len * slots,
@@ -52,7 +61,7 @@ def launch_line(
         if value is None or not known:
             continue
         words.append(flag.flag if value is True else f"{flag.flag} {_text(value)}")
-    return " ".join(words)
+    return " ".join(words), wanting
 
 
 def _text(value: object) -> str:

@@ -107,6 +107,8 @@ def evaluate_serving(
         told += [why] if why else []
         told += list(time.notes) if time is not None else []
     told += _cache_notes(found)
+    launch, wanting = launch_line(engine, found.layout, found.recipe, subject.spec, run.quant, run.kv_dtype)
+    told += [wanting] if wanting else []
     stated = {item.key for item in assumptions}
     own = tuple(item for item in found.assumptions if item.key not in stated)
     known = errors or ErrorTable()
@@ -129,7 +131,7 @@ def evaluate_serving(
         actions=(),
         notes=(*subject.graph.notes, *notes, *fleet_notes(cluster), *dict.fromkeys(told)),
         cache=_cache(found),
-        launch=launch_line(engine, found.layout, found.recipe, subject.spec, run.quant, run.kv_dtype),
+        launch=launch,
     )
 
 
@@ -243,4 +245,3 @@ def _cost(cluster: Cluster, time: ServingTime) -> Line:
             )
         )
     return Line("cost", hours.value, hours.unit, Kind.MODELLED, children=tuple(parts), note="of one day")
-

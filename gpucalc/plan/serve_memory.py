@@ -223,6 +223,7 @@ class _Stage:
             return _nothing("graphs")
         experts = "graph_mxfp4" if self.recipe.weights.name == "mxfp4" else "graph_moe"
         routes = routed(self.stage) is not None and getattr(self.engine, experts) is not None
+        seen = self.engine.graph_sizes
         return compute(
             "graphs",
             mem.graph_pool_bytes,
@@ -231,6 +232,8 @@ class _Stage:
             layers=sum(run.count for run in self.stage.layers if run.in_trunk),
             experts_bytes=self.engine.line(experts) if routes else 0,
             tp=self.layout.tp,
+            sizes=capture_sizes(self.recipe.max_num_seqs) if seen is not None else 1,
+            seen_sizes=self.engine.line("graph_sizes") if seen is not None else 1,
             kind=Kind.MODELLED,
         )
 
@@ -565,6 +568,12 @@ class _Stage:
     def _active_width(self) -> int:
         moe = routed(self.stage)
         return moe.top_k * moe.expert_ffn if moe is not None else 0
+
+
+def capture_sizes(max_num_seqs: int) -> int:
+    """How many batch sizes vLLM captures: 1, 2, 4, every 8 below 256, every 16 up to twice the sequences."""
+    top = min(2 * max_num_seqs, 512)
+    return sum(1 for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= top)
 
 
 def _padded(tokens: int) -> int:

@@ -94,7 +94,7 @@ def serve_recipe(
             given=isl,
             legal=f"at most {longest - osl} with this osl" if longest > osl else f"osl below {longest}",
         )
-    concurrency = run.concurrency or 16
+    concurrency = run.concurrency or (1 if engine.id in BY_LAYERS else 16)
     large = _large(cluster) and era.max_num_seqs_large is not None
     seqs = run.max_num_seqs
     if seqs is None:

@@ -112,7 +112,7 @@ def weight_format(quant: str | None, dtype: str, spec: ModelSpec, graph: Graph) 
     quant None: as the model is published.
     """
     kept = float(DTYPE_BYTES[dtype])
-    if quant is None or quant in _native(spec):
+    if quant is None or quant in published_formats(spec):
         return _published(dtype, kept, spec)
     if quant == "none":
         return _plain(dtype, kept), ""
@@ -141,7 +141,7 @@ def _stored(quant: str, kept: float, dtype: str) -> WeightFormat:
     )
 
 
-def _native(spec: ModelSpec) -> tuple[str, ...]:
+def published_formats(spec: ModelSpec) -> tuple[str, ...]:
     """The formats a model is published in, by our names."""
     words = (spec.native_dtype or "").lower()
     return tuple(
