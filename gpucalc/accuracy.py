@@ -35,6 +35,8 @@ def error_table(catalog: Catalog) -> ErrorTable:
     return ErrorTable(
         memory={name: ClassError(**row) for name, row in data.get("peak_memory", {}).items()},
         time={name: ClassError(**row) for name, row in data.get("throughput", {}).items()},
+        decode={name: ClassError(**row) for name, row in data.get("decode_speed", {}).items()},
+        batched={name: ClassError(**row) for name, row in data.get("batched_speed", {}).items()},
     )
 
 

@@ -80,6 +80,8 @@ class ErrorTable:
 
     memory: Mapping[str, ClassError] = field(default_factory=dict)
     time: Mapping[str, ClassError] = field(default_factory=dict)
+    decode: Mapping[str, ClassError] = field(default_factory=dict)  # serving, one request at a time
+    batched: Mapping[str, ClassError] = field(default_factory=dict)  # serving, many requests in flight
 
     def memory_error(self, framework: str) -> tuple[float, str]:
         """The expected error of a peak as a fraction, and where it comes from."""
@@ -88,6 +90,10 @@ class ErrorTable:
     def time_error(self, framework: str) -> tuple[float, str]:
         """The expected error of a step time as a fraction, and where it comes from."""
         return self._expected(self.time, framework)
+
+    def serving_error(self, engine: str, *, alone: bool) -> tuple[float, str]:
+        """The expected error of a deployment's rates as a fraction, and where it comes from."""
+        return self._expected(self.decode if alone else self.batched, engine)
 
     def _expected(self, table: Mapping[str, ClassError], framework: str) -> tuple[float, str]:
         found = table.get(framework)

@@ -125,7 +125,9 @@ def evaluate_serving(
         time=time.decode_step_s if time is not None else None,
         throughput=rates,
         cost=_cost(cluster, time) if time is not None else None,
-        speed_error=known.time_error(found.recipe.engine) if time is not None else None,
+        speed_error=known.serving_error(found.recipe.engine, alone=found.recipe.concurrency == 1)
+        if time is not None
+        else None,
         binds=time.binds if time is not None else "memory capacity",
         assumptions=(*assumptions, *own, *(Assumption("gpus", "", text) for text in cluster.assumptions)),
         actions=(),

@@ -103,6 +103,26 @@ def _amount(line: Line) -> str:
     return quantity(line.value, line.unit)
 
 
+def decode_pass(answer: Plan) -> RenderableType:
+    """Where the time between two tokens goes: the parts of a pass that only decodes."""
+    assert answer.time is not None
+    step = next((line for line in answer.time.children if line.children), answer.time)
+    table = grid("left", "right", "right", "left")
+    for level, part, amount in ((-1, step, float(step.value)), *breakdown(step, 2)):
+        share = amount / step.value if step.value else 0.0
+        if level < 0:
+            table.add_row(Text(label(part)), Text(units.seconds(amount)), Text(""), Text(""))
+        elif amount and share >= _SMALLEST_SHARE[level + 1]:
+            table.add_row(
+                Text("  " * (level + 1) + label(part)),
+                Text(units.seconds(amount)),
+                Text(units.percent(share, 0)),
+                bar(share, _BAR),
+            )
+    words = f"One decoding pass at {answer.recipe.concurrency} requests in flight, bound by {answer.binds}"
+    return Group(heading(words), indent(table))
+
+
 def launch(answer: Plan) -> RenderableType:
     """The engine's own command, on a line of its own so that it can be copied."""
     copies = answer.layout.replicas

@@ -48,7 +48,8 @@ def plan(answer: Plan) -> RenderableType:
     if answer.launch is not None:
         parts += [Text(), serving.launch(answer)]
     if answer.time is not None:
-        parts += [Text(), _time(answer.time, answer.binds)]
+        shown = serving.decode_pass(answer) if answer.serves else _time(answer.time, answer.binds)
+        parts += [Text(), shown]
     if answer.throughput is not None:
         parts += [Text(), heading("Throughput"), indent(_facts(answer.throughput, itself=True))]
         if answer.speed_error is not None:
