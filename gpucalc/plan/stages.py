@@ -95,6 +95,14 @@ def block_params(block: Block) -> Params:
     return _params(block_linears(block), tuple(vectors))
 
 
+def block_tensors(block: Block) -> int:
+    """How many tensors the parameters of a layer are kept in."""
+    parts = [part for part in (block.mixer, block.cross, block.ffn, block.beside) if part is not None]
+    vectors = len(block.vectors) + sum(len(part.vectors) for part in parts)
+    norms = sum(2 if norm.kind == "layernorm" else 1 for norm in block.norms if norm.params)
+    return vectors + norms + sum(linear.copies * (2 if linear.bias else 1) for linear in block_linears(block))
+
+
 def split_layers(layers: int, chunks: int) -> tuple[int, ...]:
     """Layers per pipeline chunk, as even as possible; ends get fewer, they also hold embedding and head."""
     base, extra = divmod(layers, chunks)

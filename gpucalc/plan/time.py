@@ -18,7 +18,7 @@ from gpucalc.num import Num, maximum, where
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links, is_scalar
 from gpucalc.plan.pipeline_sim import simulate
-from gpucalc.plan.stages import LayerRun, Params, Stage, chunk_layers, stages
+from gpucalc.plan.stages import LayerRun, Params, Stage, block_tensors, chunk_layers, stages
 from gpucalc.plan.work import (
     SCAN_CHUNK,
     WHOLE_RECOMPUTE,
@@ -82,6 +82,9 @@ DIRECT_SHARE = _known("direct_share", 0.72, "fraction", f"{_RUNS}: fp32 convolut
 WHOLE_SHARE = _known("direct_share", 1.0, "fraction", "tensor-core convolutions take the direct form")
 # Passes of the optimizer over its states: for-each kernels read and write them several times.
 OPTIMIZER_PASSES = {"eager": 2.5, "compiled": 2.5, "fused": 1.0}
+# Host time of the update of one tensor, in units of a kernel launch: kernels, casts, unscaling and clipping.
+FOREACH_YEAR = 2023
+TENSOR_CALLS = {"adamw": 20, "adam": 20, "adafactor": 40, "adamw-8bit": 12, "sgd-momentum": 8, "sgd": 6}
 # What one multiprocessor moves per clock in image networks' elementwise kernels.
 IMAGE_BYTES_PER_CLOCK = _known(
     "bytes_per_clock",
@@ -766,7 +769,34 @@ def _optimizer(stage: Stage, layout: Layout, recipe: Recipe, device: Device, ran
         parameter_bytes=recipe.parameter_bytes,
         passes=OPTIMIZER_PASSES[recipe.kernels],
     )
-    return total("optimizer", (device.move("clip", clip), device.move("update", update)), unit="s")
+    parts = [device.move("clip", clip), device.move("update", update)]
+    calls = _optimizer_calls(stage, recipe)
+    if calls:
+        # The host is the slower side on the many small tensors of the layers, not on the tables.
+        in_layers = sum(run.count * run.params.total for run in stage.layers) / stage.params.total
+        device_s = total("device", tuple(parts), unit="s")
+        parts.append(
+            compute(
+                "launch",
+                f.exposed_launch_s,
+                device_s=compute("layers", f.shared_s, whole_s=device_s, share=in_layers),
+                host_s=compute("host", f.launch_s, kernels=calls, kernel_launch_s=device.launch),
+            )
+        )
+    return total("optimizer", tuple(parts), unit="s")
+
+
+def _optimizer_calls(stage: Stage, recipe: Recipe) -> int:
+    """Host time of an optimizer that goes from tensor to tensor, in kernel launches.
+
+    It shows under loss scaling alone, which reads a flag back before every step; otherwise the host is
+    ahead. PyTorch updates all tensors at once since 2.0.
+    """
+    loops = recipe.framework in ("ddp", "hf") and recipe.year < FOREACH_YEAR and recipe.math == "fp16"
+    each = TENSOR_CALLS.get(recipe.optimizer, 0)
+    if not loops or not each:
+        return 0
+    return each * sum(run.count * block_tensors(run.block) for run in stage.layers)
 
 
 # --- networks known by their totals ----------------------------------------------------------------

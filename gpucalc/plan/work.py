@@ -35,11 +35,14 @@ PLAIN_PASSES = {"eager": (2, 3), "compiled": (2, 3), "fused": (2, 3)}
 WRITTEN_OUT_GELU_PASSES = (20, 30)  # gelu_new as eight eager kernels
 DROPOUT_PASSES = {"eager": (2.5, 2.5), "compiled": (0.5, 0.5), "fused": (0.5, 0.5)}
 SCORE_PASSES = {"eager": (9, 9), "compiled": (4, 5), "fused": (4, 5)}  # scale, mask, softmax, dropout
-RELATIVE_PASSES = 8  # position scores written, shifted by a padded copy, added
+# Autocast runs mask, softmax and dropout in fp32: counted in 16-bit units.
+AUTOCAST_SCORE_PASSES = (16.5, 18.5)
+# Relative positions: position scores written, shifted by a padded copy and added, masked in fp32.
+RELATIVE_PASSES = 14
 # Convolution, gates and chunked scan; fitted to the published Nemotron 3 Nano runs on four GPU kinds.
 SCAN_PASSES = {"eager": (150, 300), "compiled": (120, 240), "fused": (120, 240)}
 # Biases of experts, weighted by the router's fp32 probabilities outside the product, in fp32 passes of the
-# output: product, addition, concatenation and cast; backward the same and a reduction for bias and probability.
+# output: product, addition, concatenation and cast; backward the same and two reductions.
 EXPERT_BIAS_PASSES = (7, 11)
 SCAN_EFFICIENCY = Line(
     "scan_efficiency",
@@ -635,7 +638,8 @@ def _unfused_attention(
     )
     work.calls += 6
     size = recipe.activation_bytes
-    forward, backward = SCORE_PASSES[recipe.kernels]
+    mixed = recipe.autocast and recipe.framework == "hf" and recipe.kernels == "eager"
+    forward, backward = AUTOCAST_SCORE_PASSES if mixed else SCORE_PASSES[recipe.kernels]
     if relative:
         forward, backward = forward + RELATIVE_PASSES, backward + RELATIVE_PASSES
     for matrix, traffic, passes, products in (
