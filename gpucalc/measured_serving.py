@@ -31,12 +31,12 @@ FOLDER = "inference"
 
 # Engines the contract does not name: the one nearest in memory, the one nearest in speed, and why.
 NEAREST_ENGINE = {
-    "gpt-fast": ("hf", "vllm", "compiled into one graph per token, cache of a fixed size"),
-    "autoawq": ("hf", "vllm", "Transformers with fused blocks, cache of a fixed size"),
-    "exllamav2": ("hf", "vllm", "hand-written kernels, cache of a fixed size"),
+    "gpt-fast": ("hf", "trtllm", "the whole step is compiled and replayed, the cache has a fixed size"),
+    "autoawq": ("hf", "trtllm", "fused blocks and FasterTransformer's attention, cache of a fixed size"),
+    "exllamav2": ("hf", "trtllm", "a step of compiled kernels without Python, cache of a fixed size"),
     "tgi": ("vllm", "vllm", "continuous batching over a paged cache"),
-    "lmdeploy": ("vllm", "vllm", "continuous batching over a paged cache"),
-    "deepspeed": ("hf", "vllm", "fused inference kernels, cache of a fixed size"),
+    "lmdeploy": ("vllm", "trtllm", "TurboMind descends from FasterTransformer as TensorRT-LLM does"),
+    "deepspeed": ("hf", "vllm", "fused inference kernels launched from Python"),
 }
 # Number formats as sources word them; the first that matches decides.
 _QUANTS = (
@@ -60,6 +60,8 @@ _MONTH = re.compile(r"\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]* 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _NUMBER = re.compile(r"(?:issue|PR) #(\d+)")
 _KV = re.compile(r"\b(q\d_\d|fp8|f16|fp16|bf16|bfloat16|float16|int8|fp32)\b")
+_ANSWER = re.compile(r"mean (?:of )?(\d+) (?:output )?tokens")
+_ATTENTION_RANKS = re.compile(r"attention dp", re.IGNORECASE)
 _CONTEXT_PARALLEL = re.compile(r"decode.context.parallel (\d+)", re.IGNORECASE)
 _LAID_OUT_ELSEWHERE = re.compile(r"partly off-?loaded|experts on CPU", re.IGNORECASE)
 _DOUBTFUL = re.compile(r"DOUBTFUL:? (prefill|printed utilization)")
@@ -243,10 +245,16 @@ class ServingNormaliser:
         except InputError as error:
             return Skip(f"not accepted: {error}")
 
-    def run_of(self, row: Row) -> dict[str, Any]:
-        """A row's run with documented defaults filled in."""
+    def run_of(self, row: Row, notes: list[str] | None = None) -> dict[str, Any]:
+        """A row's run with documented defaults filled in; `notes` takes the sentences that say so."""
         run = {k: v for k, v in row.run.items() if v is not None}
-        self.conventions.fill(row, run)
+        said = self.conventions.fill(row, run)
+        answer = _ANSWER.search(str(row.data.get("notes") or ""))
+        if answer is not None:
+            run["osl"] = int(answer[1])
+            said.append(f"run.osl {answer[1]}: the mean of the answers, which stop early")
+        if notes is not None:
+            notes += said
         return run
 
     def meter_of(self, row: Row) -> str:
@@ -315,11 +323,10 @@ class _Draft:
         self.row = row
         self.owner = owner
         self.notes: list[str] = []
-        self.run: dict[str, Any] = {k: v for k, v in row.run.items() if v is not None}
+        self.run = owner.run_of(row, self.notes)
 
     def finish(self) -> Deployment:
         """The deployment; raises _Lacking or InputError."""
-        self.notes += self.owner.conventions.fill(self.row, self.run)
         if _LAID_OUT_ELSEWHERE.search(str(self.row.data.get("notes") or "")):
             raise _Lacking("part of the weights lies in host memory, where is not stated")
         engine = str(self.run.get("framework") or "").casefold()
@@ -521,6 +528,14 @@ class _Draft:
         spreads = engine in ("hf", "llamacpp")
         if not any(key in run for key in ("tp", "pp", "dp")) and count > 1 and not spreads:
             raise _Lacking("run.tp not stated")
+        ranks = int(run.get("tp") or 1)
+        if (
+            engine == "trtllm"
+            and ranks > 1
+            and _ATTENTION_RANKS.search(str(self.row.data.get("notes") or ""))
+        ):
+            run.update(tp=1, dp=ranks, ep=ranks)
+            self.notes.append(f"attention over {ranks} data ranks, experts over as many: the sizes not given")
         product = math.prod(int(run.get(key) or 1) for key in ("tp", "pp", "dp"))
         if product != count and spreads and product == 1:
             run["pp"] = count

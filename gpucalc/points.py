@@ -1,7 +1,8 @@
 """Estimates beside measurements: one value of one quantity, and the statistics of many.
 
-A point's ratio is estimated over measured; its error is the ratio less one. Rows of a group (one source)
-are not independent, so statistics give every group the same weight; row-weighted ones stand beside them.
+A point's ratio is estimated over measured; its error is the ratio less one. Rows of a group are not
+independent, so statistics give every group the same weight; row-weighted ones stand beside them. A group is
+one source of training runs and collectives, and one model on one GPU of one source of deployments.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Point:
     link: str = ""
     size: str = ""
     quant: str = ""  # of a deployment: the number format of its weights
+    cell: str = ""  # what shares one weight in statistics; the group where empty
 
     @property
     def ratio(self) -> float:
@@ -63,7 +65,7 @@ class Point:
             "meter": self.meter,
             "notes": list(self.notes),
             **({"op": self.op, "link": self.link, "size": self.size} if self.op else {}),
-            **({"quant": self.quant} if self.quant else {}),
+            **({"quant": self.quant, "cell": self.cell} if self.cell else {}),
         }
 
 
@@ -144,12 +146,13 @@ def statistics(points: Sequence[Point], *, skipped: int = 0) -> Statistics:
     """Median and high percentiles of the absolute error, and the signed median, both ways of weighing."""
     if not points:
         return Statistics(0, 0, None, None, None, None, None, None, skipped)
+    cells = [point.cell or point.group for point in points]
     sizes: dict[str, int] = {}
-    for point in points:
-        sizes[point.group] = sizes.get(point.group, 0) + 1
+    for cell in cells:
+        sizes[cell] = sizes.get(cell, 0) + 1
     signed = [point.error for point in points]
     absolute = [abs(error) for error in signed]
-    equal = [1.0 / sizes[point.group] for point in points]
+    equal = [1.0 / sizes[cell] for cell in cells]
     mean = sum(error * weight for error, weight in zip(absolute, equal, strict=True)) / len(sizes)
     each = [1.0] * len(points)
     return Statistics(

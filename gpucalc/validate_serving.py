@@ -8,11 +8,13 @@ does one that started.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gpucalc.catalog import Catalog
+from gpucalc.counts import count
 from gpucalc.errors import GpucalcError, InputError
 from gpucalc.graph import Graph, build_graph
 from gpucalc.line import Line
@@ -311,7 +313,8 @@ def _value(
     meter: str,
     arch: str,
 ) -> Point:
-    model = row.data.get("model")
+    model = _name_of(row)
+    gpu = re.sub(r"^(?:\d+x)+", "", str(row.data.get("gpus") or "not named"))
     run = deployment.job.run
     assert isinstance(run, ServeRun)
     return Point(
@@ -325,12 +328,18 @@ def _value(
         framework=str(row.run.get("framework")),
         stack=f"{row.run.get('framework')} {row.run.get('version') or ''}".strip(),
         quant=run.quant or run.dtype,
-        gpu=str(row.data.get("gpus") or "not named").partition("x")[2] or "not named",
+        gpu=gpu,
         arch=arch,
-        model=str(model.get("name") if isinstance(model, Mapping) else model),
+        model=model,
         quality=str(row.data.get("quality") or ""),
         notes=deployment.notes,
+        cell=f"{row.group}, {model}, {gpu}",
     )
+
+
+def _name_of(row: Row) -> str:
+    model = row.data.get("model")
+    return str(model.get("name") if isinstance(model, Mapping) else model)
 
 
 # -- estimating -----------------------------------------------------------------------------------
@@ -401,8 +410,8 @@ class ServingPlanner:
         served = self._served(deployment.speed_job)
         arch = served.cluster.pools[0].gpu.arch
         isl, osl, load = rate.isl, rate.osl, rate.concurrency
-        if rate.kind == "prefill" and load > 1:
-            raise InputError("a batch of prompts timed together is not planned", key="run.concurrency")
+        if rate.kind == "prefill":
+            self._possible(served, rate)
         if rate.kind == "decode":
             isl, osl = 1, 2 * rate.isl + rate.osl  # the same mean context, and no prompt to speak of
         tokens = logged.kv_tokens or self._kv_tokens(deployment, logged)
@@ -423,6 +432,17 @@ class ServingPlanner:
             return load / float(time.decode_step_s.value), arch
         output = float(time.output_tokens_per_s.value)
         return output * ((isl + osl) / osl if rate.kind == "all" else 1.0), arch
+
+    def _possible(self, served: _Served, rate: Rate) -> None:
+        """Refuse what no GPU can have computed, and prompts that were timed together."""
+        if rate.concurrency > 1:
+            raise InputError("a batch of prompts timed together is not planned", key="run.concurrency")
+        weights = served.recipe.weights
+        math = weights.math if weights.computes_quantised else served.recipe.dtype
+        most = served.cluster.pools[0].gpu.peak(math)
+        needed = 2 * float(count(served.graph).active.value) * rate.value
+        if most is not None and needed > float(most.value) * served.cluster.count:
+            raise InputError("faster than the GPU multiplies: the prompt was in a cache", key=rate.source)
 
     def _kv_tokens(self, deployment: Deployment, logged: Logged) -> float:
         log = MemoryLog(total=deployment.gpu_memory_bytes, pool=logged.kv_cache)
