@@ -19,8 +19,9 @@ from gpucalc.plan.serve_cache import CacheKind, paging
 from gpucalc.plan.serve_memory import Logged, capture_sizes
 from gpucalc.plan.weight_formats import GGML, gguf, weight_format
 from gpucalc.search_serving import settle
-from gpucalc.spec.engine import EngineSpec, version_key
+from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.job import ServeRun
+from gpucalc.spec.version import version_key
 from gpucalc.units import GIB, MIB
 
 CATALOG = open_catalog()

@@ -232,8 +232,14 @@ def alternating_period_s(*, decode_s: Num, chunk_s: Num, chunk_passes: Num) -> N
 
 
 @formula(unit="tokens/s", source=_STEADY)
-def output_tokens_per_s(*, requests: Num, period_s: Num) -> Num:
-    """Tokens all running requests receive per second."""
+def output_tokens_per_s(*, requests: Num, osl: Num, request_s: Num) -> Num:
+    """Tokens all running requests receive per second, each with its own time to first token."""
+    return requests * osl / request_s
+
+
+@formula(unit="tokens/s", source=_STEADY + "; prompts are computed elsewhere")
+def decoded_tokens_per_s(*, requests: Num, period_s: Num) -> Num:
+    """Tokens per second of an engine that only decodes."""
     return requests / period_s
 
 

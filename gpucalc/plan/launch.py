@@ -6,8 +6,9 @@ import shlex
 
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe
 from gpucalc.plan.weight_formats import published_formats
-from gpucalc.spec.engine import EngineSpec, version_key
+from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.version import version_key
 
 
 def launch_line(

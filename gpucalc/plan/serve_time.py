@@ -20,11 +20,12 @@ from gpucalc.line import Kind, Line, compute, total, value_of, worst_kind
 from gpucalc.plan.links import Links
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingTime
 from gpucalc.plan.stages import block_linears
-from gpucalc.spec.engine import EngineSpec, version_key
+from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.engine_speed import EngineSpeed, WeightSpeed, weight_class
 from gpucalc.spec.figure import Figure
 from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.hardware import Cluster, KernelRate, KernelSpec
+from gpucalc.spec.version import version_key
 
 # Reads and writes of the residual stream per layer in fused kernels: two norms with their additions,
 # rotation, the output of attention. Of the feed-forward width: gate and value read, product written.
@@ -175,8 +176,8 @@ class Server:
         """The engine's constants for weights of so many bytes, and whether activations are quantised."""
         weights = self.recipe.weights
         low = quantised and weights.computes_quantised and self.gpu.peak(weights.math) is not None
-        name = weight_class(bytes_per_param, quantised=low)
-        own = self.speed.of_class(name)
+        name = weight_class(bytes_per_param, quantised=low, name=weights.name)
+        own = self.speed.of_class(name, self.recipe.version)
         if own is None:
             raise InputError(
                 "this engine's speed with such weights is not known",
@@ -854,9 +855,9 @@ def _served(
     # Fewer requests than caches leave some caches idle.
     busy = min(float(load), float(caches))
     steady = _steady(server, offered=load / busy, isl=isl, osl=osl, kv_tokens=kv_tokens, traffic=traffic)
-    each = compute("each", g.output_tokens_per_s, requests=steady.running, period_s=steady.period)
-    output = compute("output_tokens_per_s", g.repeated_rate_tokens_per_s, each_tokens_per_s=each, times=busy)
     request = compute("request", g.request_s, first_token_s=steady.first, period_s=steady.period, osl=osl)
+    each = compute("each", g.output_tokens_per_s, requests=steady.running, osl=osl, request_s=request)
+    output = compute("output_tokens_per_s", g.repeated_rate_tokens_per_s, each_tokens_per_s=each, times=busy)
     queue = compute("queue", g.queue_s, offered=load / busy, running=steady.running, request_s=request)
     notes = []
     if steady.starved:
@@ -999,7 +1000,7 @@ def disaggregated(
         limit=decode.recipe.max_num_seqs,
     )
     token = decode.forward_pass(replace(alone, requests=running.value / decode.layout.pp), "tpot")
-    each = compute("each", g.output_tokens_per_s, requests=running, period_s=token)
+    each = compute("each", g.decoded_tokens_per_s, requests=running, period_s=token)
     rate = compute(
         "requests_per_s",
         g.disaggregated_requests_per_s,

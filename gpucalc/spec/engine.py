@@ -6,7 +6,6 @@ says otherwise; `at` merges them for one version.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -15,6 +14,7 @@ from gpucalc.line import Line
 from gpucalc.spec.base import Spec
 from gpucalc.spec.engine_speed import EngineSpeed
 from gpucalc.spec.figure import Figure
+from gpucalc.spec.version import version_key
 
 
 class EngineEra(Spec):
@@ -147,9 +147,3 @@ class EngineSpec(Spec):
         wanted = version_key(version)
         known = [one for one in self.launch if wanted is None or (version_key(one.since) or ()) <= wanted]
         return known[-1] if known else None
-
-
-def version_key(version: str) -> tuple[int, ...] | None:
-    """The numbers of a version for comparing, None where it has none: `0.10.1`, `v0.6.3`, `b4500`."""
-    match = re.fullmatch(r"[vb]?(\d+(?:\.\d+)*).*", version.strip())
-    return tuple(int(part) for part in match[1].split(".")) if match else None

@@ -2,7 +2,8 @@
 
 Fitted by engine and weight class, never by model. A weight class says in which bits weights are stored and
 in which activations are multiplied: w16 (16 bits or more), w8a16 and w4a16 (weights widened on the way), w8a8
-and w4a4 (activations quantised too, where the GPU has the rate).
+and w4a4 (activations quantised too, where the GPU has the rate); w2a16 are codebooks of 3 bits and less,
+which kernels look weights up in.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from typing import Literal
 
 from gpucalc.spec.base import Spec
 from gpucalc.spec.figure import Figure
+from gpucalc.spec.version import version_key
 
-WeightClass = Literal["w16", "w8a16", "w8a8", "w4a16", "w4a4"]
+WeightClass = Literal["w16", "w8a16", "w8a8", "w4a16", "w4a4", "w2a16"]
 WIDE_BYTES = 1.5  # per parameter, from there up
 EIGHT_BYTES = 0.8
+CODEBOOKS = ("iq1", "iq2", "iq3")  # GGUF types by the start of their name
 # What stands for a class an engine file does not list: the nearest that stores as many bits.
 NEAREST: dict[WeightClass, tuple[WeightClass, ...]] = {
     "w16": (),
@@ -22,15 +25,21 @@ NEAREST: dict[WeightClass, tuple[WeightClass, ...]] = {
     "w8a8": ("w8a16",),
     "w4a16": ("w4a4",),
     "w4a4": ("w4a16",),
+    "w2a16": (),
 }
 
 
-def weight_class(bytes_per_param: float, *, quantised: bool) -> WeightClass:
-    """The class of weights stored in so many bytes each; `quantised`: activations are too."""
+def weight_class(bytes_per_param: float, *, quantised: bool, name: str = "") -> WeightClass:
+    """The class of weights stored in so many bytes each; `quantised`: activations are too.
+
+    `name` is the format's, which tells codebooks from plain quantisation.
+    """
     if bytes_per_param >= WIDE_BYTES:
         return "w16"
     if bytes_per_param >= EIGHT_BYTES:
         return "w8a8" if quantised else "w8a16"
+    if name.startswith(CODEBOOKS):
+        return "w2a16"
     return "w4a4" if quantised else "w4a16"
 
 
@@ -53,6 +62,7 @@ class WeightSpeed(Spec):
 class EngineSpeed(Spec):
     """The speed of an engine beyond its kernels' rates on the GPU.
 
+    before: constants of classes whose kernels were other ones before a version.
     host_layer: host time per layer where kernels are launched one by one, by the engine version from
     which it holds ("0" for the first). own_kernels: thin products are the engine's, so that the rates of
     the GPU's libraries bound them not. mixes_prefill: prompt chunks share passes with decoding. reserves: a
@@ -70,6 +80,7 @@ class EngineSpeed(Spec):
     all_reduce_latency: Figure  # share of NCCL's
     handoff: Figure  # per pipeline boundary of a pass
     host_layer: dict[str, Figure] | None = None
+    before: dict[str, dict[WeightClass, WeightSpeed]] | None = None
     eager: bool = False  # no graphs, whatever is asked
     own_kernels: bool = False
     mixes_prefill: bool = True
@@ -78,9 +89,18 @@ class EngineSpeed(Spec):
     grouped_since: str | None = None
     multiplies_in: Literal["fp16"] | None = None  # whatever the dtype
 
-    def of_class(self, name: WeightClass) -> WeightSpeed | None:
-        """The constants of a class, or of the nearest listed; None where neither is."""
+    def of_class(self, name: WeightClass, version: str) -> WeightSpeed | None:
+        """The constants of a class in a version, or of the nearest listed class; None where neither is."""
+        given = version_key(version)
+        older = [
+            classes
+            for first, classes in sorted(
+                (self.before or {}).items(), key=lambda item: version_key(item[0]) or ()
+            )
+            if given is not None and given < (version_key(first) or ())
+        ]
         for one in (name, *NEAREST[name]):
-            if one in self.weights:
-                return self.weights[one]
+            for classes in (*older, self.weights):
+                if one in classes:
+                    return classes[one]
         return None
