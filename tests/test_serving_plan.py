@@ -1,0 +1,262 @@
+"""Plans of deployments: shipped jobs, layouts found, the launch line, the report and the command."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from functools import cache
+
+import pytest
+from typer.testing import CliRunner
+
+from gpucalc.catalog import open_catalog, shipped
+from gpucalc.cli import app
+from gpucalc.explain import explain
+from gpucalc.jobs import resolve
+from gpucalc.plan.answer import Level, Plan
+from gpucalc.planner import plan_job
+from gpucalc.report import json as as_json
+from gpucalc.report import table
+from gpucalc.report.screen import render
+from gpucalc.spec.engine import EngineSpec
+from gpucalc.spec.job import ServeRun
+from gpucalc.units import GB, GIB
+
+CATALOG = open_catalog()
+SERVING = sorted(path.stem for path in (shipped() / "jobs").glob("serve-*.yaml"))
+ENGINES = sorted(path.stem for path in (shipped() / "engines").glob("*.yaml"))
+FLAG = re.compile(r"^-{1,2}[a-z][a-z0-9_-]*$")
+
+
+@cache
+def planned(job: str, gpus: str | None = None, *sets: str, task: str | None = None) -> Plan:
+    return plan_job(resolve(job, CATALOG, gpus=gpus, task=task, sets=sets), CATALOG)
+
+
+def served(model: str, gpus: str, *sets: str) -> Plan:
+    return planned(model, gpus, *sets, task="serve")
+
+
+def cache_line(plan: Plan, name: str) -> float:
+    assert plan.cache is not None
+    return float(plan.cache.child(name).value)
+
+
+# --- shipped jobs ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_every_shipped_job_starts_and_says_how_fast(name: str) -> None:
+    plan = planned(name)
+    assert isinstance(resolve(name, CATALOG).run, ServeRun)
+    assert plan.serves
+    assert plan.verdict.level is not Level.DOES_NOT_FIT
+    assert plan.launch
+    assert plan.time is not None
+    assert plan.throughput is not None
+    for key in (
+        "ttft",
+        "tpot",
+        "tokens_per_s_per_user",
+        "tokens_per_s_per_gpu",
+        "max_concurrency",
+        "kv_tokens",
+    ):
+        assert plan.throughput.child(key).value > 0, key
+    assert plan.memory.value == pytest.approx(sum(line.value for line in plan.memory.children))
+    assert 0 < plan.verdict.expected_error < 0.1
+
+
+def test_seven_jobs_are_shipped() -> None:
+    assert len(SERVING) == 7
+
+
+def test_deepseek_v4_flash_on_eight_24_gb_cards() -> None:
+    """The 18.2 GB a card that are quoted leave out scales, 16-bit tables and what every rank holds whole."""
+    plan = planned("serve-deepseek-v4-flash")
+    weights = next(line.value for line in plan.memory.children if line.name == "weights") / GB
+    quoted = (277.03e9 / 2 + 7.31e9) / 8 / GB
+    assert quoted == pytest.approx(18.2, abs=0.05)
+    assert 19.4 < weights < 21.0
+    assert plan.recipe.weights.name == "fp8+fp4-experts"
+    # What is left for the cache is less than a tenth of the card, yet holds more than the requests in flight.
+    assert 0 < cache_line(plan, "pool") < 0.1 * 24 * GB
+    assert cache_line(plan, "requests_in_cache") > plan.recipe.concurrency
+    assert cache_line(plan, "kv_bytes_per_token") == 6880
+
+
+def test_a_4_bit_70b_on_two_24_gb_cards_fits_only_in_4_bit() -> None:
+    assert planned("serve-llama-3.3-70b-4bit").verdict.level is not Level.DOES_NOT_FIT
+    wider = planned("serve-llama-3.3-70b-4bit", None, "run.quant=fp8")
+    assert wider.verdict.level is Level.DOES_NOT_FIT
+    assert wider.time is None
+    assert wider.throughput is None
+    assert any("would refuse to start" in note for note in wider.notes)
+
+
+def test_llama_cpp_decodes_near_the_published_rate() -> None:
+    """llama-bench, RTX 3090, 8B Q4_K_M: 111.7 tokens/s."""
+    plan = planned("serve-llama-3-8b-llamacpp")
+    assert plan.throughput is not None
+    assert plan.throughput.child("tokens_per_s_per_user").value == pytest.approx(111.7, rel=0.15)
+
+
+def test_gpt_oss_at_95_percent_is_not_sure_to_start() -> None:
+    tight = planned("serve-gpt-oss-20b", None, "run.gpu_memory_utilization=0.95")
+    assert tight.verdict.level is not Level.FITS
+    assert planned("serve-gpt-oss-20b").verdict.level is Level.FITS
+
+
+# --- layouts -----------------------------------------------------------------------------------------------
+
+
+def test_auto_takes_the_fewest_gpus_that_hold_the_model() -> None:
+    plan = served("llama-3.1-70b", "8xh100-sxm-80gb")
+    layout = plan.layout
+    assert layout.tp * layout.pp < 8
+    assert layout.replicas * layout.engine_gpus == 8
+    assert any(item.key == "run.tp" and "of" in item.why for item in plan.assumptions)
+    assert served("llama-3.1-8b", "8xh100-sxm-80gb").layout.replicas == 8
+
+
+def test_a_model_too_large_for_a_node_gets_a_pipeline() -> None:
+    plan = served("deepseek-r1", "2x8xh100-sxm-80gb")
+    assert plan.layout.pp == 2
+    assert plan.verdict.level is not Level.DOES_NOT_FIT
+
+
+def test_targets_choose_the_layout() -> None:
+    relaxed = served("llama-3.1-70b", "8xh100-sxm-80gb", "run.tpot_ms=200")
+    quick = served("llama-3.1-70b", "8xh100-sxm-80gb", "run.tpot_ms=16")
+    assert quick.layout.tp >= relaxed.layout.tp
+    assert quick.throughput is not None
+    assert quick.throughput.child("tpot").value * 1e3 < 16 or any(
+        "meets the targets" in item.why for item in quick.assumptions
+    )
+
+
+def test_an_auto_layout_over_64_gpus_answers_in_a_second() -> None:
+    sets = ("run.pp=auto", "run.dp=auto", "run.ep=auto", "run.tpot_ms=50")
+    job = resolve("deepseek-r1", CATALOG, gpus="8x8xh100-sxm-80gb", task="serve", sets=sets)
+    started = time.perf_counter()
+    plan = plan_job(job, CATALOG)
+    assert time.perf_counter() - started < 3  # a second on an idle machine
+    assert plan.layout.gpus == 64
+
+
+def test_experts_may_be_spread_over_every_rank() -> None:
+    sliced = served("deepseek-r1", "8xh200-sxm-141gb", "run.tp=8")
+    spread = served("deepseek-r1", "8xh200-sxm-141gb", "run.tp=8", "run.ep=8")
+    assert spread.layout.ep == 8
+    assert "--enable-expert-parallel" in (spread.launch or "")
+    assert "--enable-expert-parallel" not in (sliced.launch or "")
+    weights = [
+        next(line.value for line in plan.memory.children if line.name == "weights")
+        for plan in (sliced, spread)
+    ]
+    assert weights[0] == pytest.approx(weights[1], rel=0.001)
+
+
+def test_data_parallel_ranks_of_a_dense_model_are_copies() -> None:
+    plan = served("llama-3.1-8b", "4xh100-sxm-80gb", "run.tp=1", "run.dp=4")
+    assert (plan.layout.dp, plan.layout.replicas) == (1, 4)
+
+
+# --- the launch line ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_launch_lines_use_listed_flags_alone(name: str) -> None:
+    spec = CATALOG.load("engines", name, EngineSpec)
+    if not spec.launch:
+        assert name == "hf"
+        return
+    plan = served("llama-3.1-8b", "2xh100-sxm-80gb", f"run.framework={name}")
+    assert plan.launch
+    launch = spec.launch_at(spec.default_version)
+    assert launch is not None
+    given = [word for word in plan.launch.split() if FLAG.match(word)]
+    start = launch.command.format(model="M", file="M").split()
+    assert set(given) <= {flag.flag for flag in launch.flags} | {word for word in start if FLAG.match(word)}
+    assert plan.launch.startswith(start[0])
+
+
+def test_flags_newer_than_the_version_are_left_out() -> None:
+    sets = ("run.tp=8", "run.decode_context_parallel=8")
+    old = served("deepseek-r1", "8xh200-sxm-141gb", *sets, "run.version=0.9.0")
+    new = served("deepseek-r1", "8xh200-sxm-141gb", *sets, "run.version=0.19.0")
+    assert "--decode-context-parallel-size" not in (old.launch or "")
+    assert "--decode-context-parallel-size 8" in (new.launch or "")
+
+
+def test_a_quantised_checkpoint_has_to_be_named() -> None:
+    awq = served("llama-3.1-8b", "1xh100-sxm-80gb", "run.quant=awq")
+    assert any("put a checkpoint in awq in its place" in note for note in awq.notes)
+    fp8 = served("llama-3.1-8b", "1xh100-sxm-80gb", "run.quant=fp8")
+    assert "--quantization fp8" in (fp8.launch or "")
+    native = served("gpt-oss-20b", "1xh100-sxm-80gb")
+    assert "--quantization" not in (native.launch or "")
+
+
+# --- what is said ------------------------------------------------------------------------------------------
+
+
+def test_requests_that_wait_are_said() -> None:
+    plan = served("llama-3.1-8b", "1xh100-sxm-80gb", "run.isl=7000", "run.osl=1000", "run.concurrency=500")
+    assert any("500 are in flight: the rest wait" in note for note in plan.notes)
+
+
+def test_the_report_shows_verdict_cache_and_launch_line() -> None:
+    text = render(table.plan(planned("serve-llama-3.1-8b")), color=False)
+    for words in (
+        "FITS  needs",
+        "Memory per GPU",
+        "Cache on one GPU",
+        "kv_tokens",
+        "vllm serve",
+        "Throughput",
+    ):
+        assert words in text, words
+    wide = max(len(line) for line in text.splitlines())
+    assert wide <= 120
+
+
+def test_the_document_has_the_same_numbers() -> None:
+    plan = planned("serve-llama-3.1-8b")
+    document = as_json.plan(plan, {})
+    json.dumps(document, allow_nan=False)
+    assert document["launch"] == plan.launch
+    assert document["recipe"]["weights"]["name"] == "bf16"
+    lines = {line["name"]: line for line in document["lines"]}
+    cache_parts = {line["name"]: line for line in lines["cache"]["children"]}
+    assert cache_parts["pool"]["value"] == pytest.approx(cache_line(plan, "pool"))
+
+
+def test_a_pool_is_explained_down_to_its_facts() -> None:
+    found = explain(planned("serve-llama-3.1-8b").root, "cache.pool")
+    assert found.formula == "vllm_pool_bytes"
+    names = {given.name for given in found.inputs}
+    assert names == {
+        "budget_bytes", "weights_bytes", "activation_peak_bytes", "non_torch_bytes", "graphs_bytes",
+    }  # fmt: skip
+
+
+def test_the_command_plans_a_deployment() -> None:
+    found = CliRunner().invoke(app, ["plan", "serve-llama-3-8b-llamacpp"])
+    assert found.exit_code == 0, found.output
+    assert "llama-server -m llama-3-8b-q4_k_m.gguf" in found.output
+    quiet = CliRunner().invoke(app, ["plan", "serve-gpt-oss-20b", "--quiet"])
+    assert quiet.output.startswith("FITS")
+    strict = CliRunner().invoke(
+        app, ["plan", "llama-3.1-70b", "--gpus", "1xRTX4090", "--task", "serve", "--strict"]
+    )
+    assert strict.exit_code == 1
+    assert "DOES NOT FIT" in strict.output
+
+
+def test_one_card_never_holds_more_than_its_memory_by_budget() -> None:
+    for name in SERVING:
+        plan = planned(name)
+        assert plan.verdict.capacity.value < 141 * GB
+        assert cache_line(plan, "pool") / GIB < 141
