@@ -161,7 +161,7 @@ def dummy_weight_gradient_bytes(*, matmul_params: Num, tp: Num) -> Num:
     source="torch AdamW foreach: measured 1.000 x the parameters stepped together, in state type",
 )
 def foreach_step_bytes(*, params: Num, state_bytes: Num, shard: Num) -> Num:
-    """Temporary of the for-each optimizer step."""
+    """Temporaries of an optimizer step that is not one kernel: roots and denominators of the second moment."""
     return params * state_bytes / shard
 
 

@@ -24,6 +24,7 @@ DROPOUT_FAMILIES = frozenset(
 OPTIMIZER_STATES = {
     "adamw": 2,
     "adamw-fused": 2,
+    "adamw-unfused": 2,
     "adam": 2,
     "lamb": 2,
     "sgd": 0,
@@ -56,6 +57,7 @@ BASE_BYTES = {
     "int8": 1.0,
 }
 
+ALL_AT_ONCE_YEAR = 2023  # torch 2.0, March: for-each optimizers by default, in place from 2.1 (October)
 SECOND_FLASH_YEAR = 2023  # FlashAttention-2 came out in July
 LOW_PRECISION = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 
@@ -202,11 +204,6 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
     fusion = "fused" if framework == "megatron" or run.compile else "chunked"
     recompute, scope = _recompute(run)
     offload = tuple(_OFFLOADED[run.offload])
-    foreach = (
-        not run.optimizer_in_backward
-        and run.optimizer in ("adamw", "adam")
-        and framework in ("ddp", "hf", "fsdp")
-    )
     return Recipe(
         framework=framework,
         precision=precision,
@@ -218,7 +215,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         reduce_bytes=sizes.reduce,
         optimizer=run.optimizer,
         optimizer_bytes=state_bytes + sizes.master,
-        step_temporary_bytes=sizes.state if foreach else 0,
+        step_temporary_bytes=sizes.state * _step_temporaries(run, year),
         attention="eager" if attention == "eager" else "flash",
         first_flash=attention == "flash-1" or (attention == "flash" and year < SECOND_FLASH_YEAR),
         kernels=kernels,
@@ -244,6 +241,8 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         eager_context=year < 2023,
         optimizer_in_backward=run.optimizer_in_backward,
         gathered_tp_inputs=framework == "torchtitan",
+        overlap=run.overlap,
+        moe_dispatcher=run.moe_dispatcher or "alltoall",
         year=year,
         offload=offload,
         loaded_bytes=4 if (run.loaded_as or default_loaded_as(run)) == "fp32" else sizes.compute,
@@ -295,6 +294,23 @@ def element_sizes(framework: str, *, wide: bool, pure: bool, fp16: bool, stage: 
         return ElementSizes(2, 2, 6 if stage == 1 and not fp16 else 2, 2, 4, 4)
     # Megatron: fp32 main gradients for bf16; with fp16 they are 16-bit and a fp32 copy joins the masters.
     return ElementSizes(2, 2, 2, 2, 4, 8) if fp16 else ElementSizes(2, 2, 4, 4, 4, 4)
+
+
+def _step_temporaries(run: TrainRun, year: int) -> int:
+    """Tensors of a state's size that torch's own Adam holds while it steps, beside states and gradients.
+
+    torch 2.0 (2023) steps all tensors at once, with a root of the second moment and a denominator; 2.1
+    reuses the root in place. Before 2.0 each tensor is stepped by itself, unless a framework steps one
+    flat partition. Megatron, torchtitan and DeepSpeed's own Adam step in one kernel. Source:
+    torch/optim/adamw.py of releases 1.13, 2.0 and 2.1.
+    """
+    if run.optimizer_in_backward:
+        return 0
+    flat = run.framework == "deepspeed" and run.optimizer == "adamw-unfused"
+    at_once = run.framework in ("ddp", "hf", "fsdp") and run.optimizer in ("adamw", "adam", "adamw-unfused")
+    if flat or at_once and year >= ALL_AT_ONCE_YEAR:
+        return 2 if year <= ALL_AT_ONCE_YEAR else 1
+    return 0
 
 
 def _recompute(run: TrainRun) -> tuple[str, str]:

@@ -91,8 +91,8 @@ PRECISIONS = (
     "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4", "bf16-pure", "fp16-pure",
 )  # fmt: skip
 OPTIMIZERS = (
-    "adamw", "adamw-fused", "adam", "sgd", "sgd-momentum", "adafactor", "lion", "lamb", "muon",
-    "adamw-8bit", "adamw-4bit", "paged-adamw", "paged-adamw-8bit", "lion-8bit", "prodigy", "adan",
+    "adamw", "adamw-fused", "adamw-unfused", "adam", "sgd", "sgd-momentum", "adafactor", "lion", "lamb",
+    "muon", "adamw-8bit", "adamw-4bit", "paged-adamw", "paged-adamw-8bit", "lion-8bit", "prodigy", "adan",
     "schedulefree-adamw", "adagrad", "rmsprop",
 )  # fmt: skip
 RECOMPUTE = ("none", "selective", "selective-op", "selective-layer", "full")
@@ -289,6 +289,11 @@ class TrainRun(Spec):
         default=False, description="norms, rotary and gated MLP in one kernel each (Liger, Apex)"
     )
     compile: Flag = Field(default=False, description="torch.compile")
+    overlap: Flag = Field(default=True, description="false: no communication runs beside computation")
+    moe_dispatcher: Literal["alltoall", "deepep"] | None = Field(
+        default=None,
+        description="how tokens reach experts: a copy per expert, or one per rank (DeepEP, HybridEP)",
+    )
     reduce_dtype: Literal["fp32", "bf16"] | None = Field(
         default=None,
         description="type gradients are reduced in, and kept in under Megatron; unset: the framework's own",
@@ -616,6 +621,8 @@ def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
         choose("etp", run.tp, "Megatron's own default: experts are divided like the rest")
     elif run.etp is None and run.tp != "auto":
         chosen["etp"] = 1
+    if run.moe_dispatcher is None and run.ep != 1:
+        choose("moe_dispatcher", "alltoall", "the default of every framework until asked for DeepEP")
     if run.method != "full" and run.lora is None:
         choose("lora", Lora(), "PEFT's usual choice: rank 16 on every linear layer, fp32 adapters")
     if run.method == "qlora" and run.quantization is None:
