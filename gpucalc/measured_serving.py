@@ -29,14 +29,26 @@ CONVENTIONS = "conventions_serving"
 _POOLED = ("vllm", "sglang", "trtllm")  # engines that give their cache a share of the card
 FOLDER = "inference"
 
-# Engines the contract does not name: the one nearest in memory, the one nearest in speed, and why.
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """The planned engines that stand for one that is not, by what is asked, and why."""
+
+    memory: str
+    decode: str
+    prompt: str
+    why: str
+
+
 NEAREST_ENGINE = {
-    "gpt-fast": ("hf", "trtllm", "the whole step is compiled and replayed, the cache has a fixed size"),
-    "autoawq": ("hf", "trtllm", "fused blocks and FasterTransformer's attention, cache of a fixed size"),
-    "exllamav2": ("hf", "trtllm", "a step of compiled kernels without Python, cache of a fixed size"),
-    "tgi": ("vllm", "vllm", "continuous batching over a paged cache"),
-    "lmdeploy": ("vllm", "trtllm", "TurboMind descends from FasterTransformer as TensorRT-LLM does"),
-    "deepspeed": ("hf", "vllm", "fused inference kernels launched from Python"),
+    "gpt-fast": Nearest("hf", "trtllm", "trtllm", "the whole step is compiled, the cache has a fixed size"),
+    "autoawq": Nearest(
+        "hf", "trtllm", "hf", "fused blocks and FasterTransformer's attention on Transformers"
+    ),
+    "exllamav2": Nearest("hf", "trtllm", "trtllm", "a step of compiled kernels, the cache has a fixed size"),
+    "tgi": Nearest("vllm", "vllm", "vllm", "continuous batching over a paged cache"),
+    "lmdeploy": Nearest("vllm", "trtllm", "trtllm", "TurboMind descends from FasterTransformer as this does"),
+    "deepspeed": Nearest("hf", "vllm", "vllm", "fused inference kernels launched from Python"),
 }
 # Number formats as sources word them; the first that matches decides.
 _QUANTS = (
@@ -130,10 +142,11 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A row's job for memory and the one for speed, the GPU's memory as logged, and what was filled in."""
+    """A row's job for memory, decoding and prompts, the GPU's memory as logged, and what was filled in."""
 
     job: Job
-    speed_job: Job
+    decode_job: Job
+    prompt_job: Job
     gpu_memory_bytes: float | None
     notes: tuple[str, ...]
     known: str = "all"  # what the GPU is known for: all | memory (its size is logged) | tensors (nothing)
@@ -339,15 +352,18 @@ class _Draft:
         self._formats()
         self._settings(engine, model)
         self._degrees(engine, gpus)
-        speed_as, memory_as = engine, engine
-        if engine in NEAREST_ENGINE:
-            memory_as, speed_as, why = NEAREST_ENGINE[engine]
-            self.notes.append(f"{engine} estimated as {memory_as} in memory, {speed_as} in speed: {why}")
-        elif engine not in SERVE_FRAMEWORKS:
+        taken = NEAREST_ENGINE.get(engine)
+        if taken is not None:
+            words = f"{taken.memory} in memory, {taken.decode} in speed, {taken.prompt} for prompts"
+            self.notes.append(f"{engine} estimated as {words}: {taken.why}")
+        elif engine in SERVE_FRAMEWORKS:
+            taken = Nearest(engine, engine, engine, "")
+        else:
             raise _Lacking(f"engine {engine} is not planned")
         return Deployment(
-            self._job(model, gpus, memory_as),
-            self._job(model, gpus, speed_as),
+            self._job(model, gpus, taken.memory),
+            self._job(model, gpus, taken.decode),
+            self._job(model, gpus, taken.prompt),
             memory,
             tuple(dict.fromkeys(self.notes)),
             known=known,
@@ -455,7 +471,7 @@ class _Draft:
         if number is not None:
             self.run["version"] = number[1]
             return
-        like = NEAREST_ENGINE[engine][1] if engine in NEAREST_ENGINE else engine
+        like = NEAREST_ENGINE[engine].decode if engine in NEAREST_ENGINE else engine
         month = _MONTH.search(words)
         repo, path = self.row.get("source.repo"), str(self.row.get("source.issue_or_path") or "")
         issue = _NUMBER.search(path)

@@ -407,14 +407,15 @@ class ServingPlanner:
 
     def speed(self, deployment: Deployment, rate: Rate, logged: Logged) -> tuple[float, str]:
         """The speed a rate counts, and the architecture it is of. Raises GpucalcError."""
-        served = self._served(deployment.speed_job)
+        job = deployment.prompt_job if rate.kind == "prefill" else deployment.decode_job
+        served = self._served(job)
         arch = served.cluster.pools[0].gpu.arch
         isl, osl, load = rate.isl, rate.osl, rate.concurrency
         if rate.kind == "prefill":
             self._possible(served, rate)
         if rate.kind == "decode":
             isl, osl = 1, 2 * rate.isl + rate.osl  # the same mean context, and no prompt to speak of
-        tokens = logged.kv_tokens or self._kv_tokens(deployment, logged)
+        tokens = logged.kv_tokens or self._kv_tokens(job, deployment, logged)
         time = serving_time(
             served.graph,
             served.layout,
@@ -437,16 +438,16 @@ class ServingPlanner:
         """Refuse what no GPU can have computed, and prompts that were timed together."""
         if rate.concurrency > 1:
             raise InputError("a batch of prompts timed together is not planned", key="run.concurrency")
-        weights = served.recipe.weights
-        math = weights.math if weights.computes_quantised else served.recipe.dtype
-        most = served.cluster.pools[0].gpu.peak(math)
+        weights, gpu = served.recipe.weights, served.cluster.pools[0].gpu
+        names = [weights.math] if weights.computes_quantised else [served.recipe.dtype, "fp16_fp16acc"]
+        peaks = [float(peak.value) for name in names if (peak := gpu.peak(name)) is not None]
         needed = 2 * float(count(served.graph).active.value) * rate.value
-        if most is not None and needed > float(most.value) * served.cluster.count:
+        if peaks and needed > max(peaks) * served.cluster.count:
             raise InputError("faster than the GPU multiplies: the prompt was in a cache", key=rate.source)
 
-    def _kv_tokens(self, deployment: Deployment, logged: Logged) -> float:
+    def _kv_tokens(self, job: Job, deployment: Deployment, logged: Logged) -> float:
         log = MemoryLog(total=deployment.gpu_memory_bytes, pool=logged.kv_cache)
-        return float(self._memory(deployment.speed_job, log).kv_tokens.value)
+        return float(self._memory(job, log).kv_tokens.value)
 
     def _memory(self, job: Job, log: MemoryLog) -> ServingMemory:
         served = self._served(job)

@@ -240,9 +240,11 @@ def test_a_marketed_size_is_no_log(normaliser: ServingNormaliser) -> None:
 
 
 def test_engines_beyond_the_contract_say_what_they_are_taken_for(normaliser: ServingNormaliser) -> None:
-    for engine, (memory, speed, _) in NEAREST_ENGINE.items():
+    for engine, nearest in NEAREST_ENGINE.items():
         found = deployed(normaliser, **{"run.framework": engine, "run.version": None})
-        assert (found.job.run.framework, found.speed_job.run.framework) == (memory, speed)
+        jobs = (found.job, found.decode_job, found.prompt_job)
+        taken = (nearest.memory, nearest.decode, nearest.prompt)
+        assert tuple(job.run.framework for job in jobs) == taken
         assert any(note.startswith(f"{engine} estimated as") for note in found.notes)
 
 
