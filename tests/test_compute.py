@@ -114,7 +114,7 @@ def test_bytes_by_hand() -> None:
         f.optimizer_traffic_bytes(params=10, gradient_bytes=4, state_bytes=12, parameter_bytes=2, passes=1)
         == 300
     )
-    assert f.gradient_clip_bytes(params=10, gradient_bytes=4) == 120
+    assert f.gradient_clip_bytes(params=10, gradient_bytes=4, passes=3) == 120
     assert f.quantise_bytes(elements=10, source_bytes=2, stored_bytes=1) == 40
 
 

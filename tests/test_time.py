@@ -161,7 +161,7 @@ def test_fused_experts_save_casts_and_launches() -> None:
         year: step_time(graph, layout, recipe_of(graph, precision="mxfp8", year=year), cluster)
         for year in (2025, 2026)
     }
-    assert steps[2026].value < 0.8 * steps[2025].value
+    assert steps[2026].value < 0.9 * steps[2025].value
     assert steps[2026].child("launch").value < steps[2025].child("launch").value
 
 
@@ -185,3 +185,45 @@ def test_a_network_takes_less_from_computation_than_links_inside() -> None:
         for gpus in (8, 64)
     }
     assert contention[64] < contention[8]
+
+
+def test_a_copy_per_expert_costs_more_than_one_per_rank() -> None:
+    graph, layout = graph_of("deepseek-v3"), layout_of(pp=8, ep=8, dp=8)
+    steps = {
+        kind: step_time(graph, layout, recipe_of(graph, ep=8, moe_dispatcher=kind), cluster_of(64))
+        .child("expert_parallel")
+        .value
+        for kind in ("alltoall", "deepep")
+    }
+    # Eight draws among eight ranks reach 5.25 of them.
+    assert steps["deepep"] < 0.75 * steps["alltoall"]
+    assert recipe_of(graph, ep=8).moe_dispatcher == "alltoall"
+
+
+def test_without_overlap_every_collective_is_waited_for() -> None:
+    graph, layout = graph_of("llama-3-8b"), layout_of(tp=2, dp=4, sequence_parallel=True)
+    beside = step_time(graph, layout, recipe_of(graph), cluster_of(8))
+    alone = step_time(graph, layout, recipe_of(graph, overlap=False), cluster_of(8))
+    data = alone.child("data_parallel")
+    assert data.value == pytest.approx(data.inputs["communication_s"].value)
+    assert alone.child("tensor_parallel").value == pytest.approx(2 * beside.child("tensor_parallel").value)
+
+
+def test_optimizers_before_pytorch_2_loop_over_tensors() -> None:
+    graph = graph_of("bert-large")
+    layout = layout_of(dp=1, shard=1, zero_stage=0)
+    parts = {
+        year: [
+            line.name
+            for line in step_time(
+                graph,
+                layout,
+                recipe_of(graph, framework="hf", precision="fp16", seq_len=512, year=year),
+                cluster_of(1, "v100-sxm2-16gb"),
+            )
+            .child("optimizer")
+            .children
+        ]
+        for year in (2022, 2023)
+    }
+    assert parts == {2022: ["clip", "update", "launch"], 2023: ["clip", "update"]}

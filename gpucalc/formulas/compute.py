@@ -308,10 +308,14 @@ def optimizer_traffic_bytes(
     return params * (gradient_bytes + passes * 2 * state_bytes + parameter_bytes)
 
 
-@formula(unit="bytes", source="Norm reads every gradient; scaling reads and writes it")
-def gradient_clip_bytes(*, params: Num, gradient_bytes: Num) -> Num:
-    """HBM bytes of clipping gradients by their global norm."""
-    return 3 * params * gradient_bytes
+@formula(
+    unit="bytes",
+    source="Norm reads every gradient, scaling reads and writes it; Megatron also zeroes its buffer and"
+    " divides it by the ranks (distributed_data_parallel.py)",
+)
+def gradient_clip_bytes(*, params: Num, gradient_bytes: Num, passes: Num) -> Num:
+    """HBM bytes of clipping gradients by their global norm and of keeping their buffer."""
+    return passes * params * gradient_bytes
 
 
 @formula(

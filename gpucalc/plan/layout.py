@@ -107,6 +107,8 @@ class Recipe:
     eager_context: bool  # CUDA loads every kernel at start (before 11.7)
     optimizer_in_backward: bool  # gradients are stepped and freed one by one
     gathered_tp_inputs: bool  # tensor-parallel linears keep their gathered, whole input
+    overlap: bool  # communication runs beside computation
+    moe_dispatcher: str  # alltoall: a copy of a token per expert | deepep: one per rank
     year: int  # of the software: what it overlaps and which kernels it calls
     offload: tuple[str, ...]  # any of optimizer, gradients, parameters, activations; nvme: to disk
     loaded_bytes: int  # per trained weight as read, before the engine casts it

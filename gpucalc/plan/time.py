@@ -53,6 +53,7 @@ OVERLAP = {
         "deepspeed": 0.7,
     }.items()
 }
+NO_OVERLAP = _known("overlap", 0.0, "fraction", "run.overlap false: every collective is waited for")
 RING_OVERLAP = _known(
     "overlap", 1.0, "fraction", "ring attention sends the next block beside the current one"
 )
@@ -402,7 +403,9 @@ def _tensor_parallel(block: Block, shape: Shape, layout: Layout, recipe: Recipe,
         reductions=reductions,
         passes=2 + again,
         hidden_share=(
-            TENSOR_HIDDEN if recipe.framework == "megatron" and recipe.year >= 2024 else TENSOR_EXPOSED
+            TENSOR_HIDDEN
+            if recipe.framework == "megatron" and recipe.year >= 2024 and recipe.overlap
+            else TENSOR_EXPOSED
         ),
     )
 
@@ -441,15 +444,17 @@ def _expert_parallel(block: Block, shape: Shape, layout: Layout, recipe: Recipe,
     part = block.ffn
     if not isinstance(part, Moe) or (is_scalar(layout.ep) and layout.ep == 1):
         return None
-    exchange = links.dispatch(
-        "dispatch",
-        tokens=shape.tokens / layout.tp * layout.etp,
-        top_k=part.top_k,
-        hidden=part.latent or part.hidden,
-        element_bytes=recipe.activation_bytes,
-        ranks=layout.ep,
-        stride=layout.etp,
-    )
+    load: dict[str, Any] = {
+        "tokens": shape.tokens / layout.tp * layout.etp,
+        "hidden": part.latent or part.hidden,
+        "element_bytes": recipe.activation_bytes,
+    }
+    group: dict[str, Any] = {"ranks": layout.ep, "stride": layout.etp}
+    if recipe.moe_dispatcher == "deepep":
+        exchange = links.dispatch("dispatch", top_k=part.top_k, **load, **group)
+    else:
+        message = compute("message", comm.dispatch_bytes, copies=part.top_k, away=1, **load)
+        exchange = links.all_to_all("dispatch", message, **group)
     if not is_scalar(layout.ep):
         exchange = compute("dispatch", f.repeated_s, each_s=exchange, times=where(layout.ep > 1, 1, 0))
     again = 2 if recipe.recompute == "full" else 0
@@ -608,7 +613,7 @@ def _data_parallel(time: _StageTime, layout: Layout, recipe: Recipe, links: Link
             comm.exposed_s,
             communication_s=communication,
             compute_s=beside,
-            overlap=OVERLAP[recipe.framework],
+            overlap=OVERLAP[recipe.framework] if recipe.overlap else NO_OVERLAP,
             contention=_contention(replicas, layout, links),
             children=(communication,),
         )
@@ -759,7 +764,13 @@ def _optimizer(stage: Stage, layout: Layout, recipe: Recipe, device: Device, ran
             ranks_per_node=ranks_per_node,
             host_bytes_per_s=HOST_BANDWIDTH,
         )
-    clip = compute("clip_bytes", f.gradient_clip_bytes, params=local, gradient_bytes=recipe.gradient_bytes)
+    clip = compute(
+        "clip_bytes",
+        f.gradient_clip_bytes,
+        params=local,
+        gradient_bytes=recipe.gradient_bytes,
+        passes=6 if recipe.framework == "megatron" else 3,
+    )
     update = compute(
         "update_bytes",
         f.optimizer_traffic_bytes,
