@@ -115,12 +115,16 @@ class Catalog:
         return self._find_alias(kind, name, where)
 
     def stem_of(self, kind: str, name: str) -> str | None:
-        """The file stem of a name or alias, None without one. For many names: reads every file once."""
+        """The file stem of a name or alias, with or without its owner, None where there is none.
+
+        For many names: reads every file once.
+        """
         if kind not in self._index:
             index: dict[str, str] = {}
             for stem, path in self._stems(kind).items():
                 for alias in _declared_names(path)["aliases"]:
                     index.setdefault(_fold(alias), stem)
+                    index.setdefault(_fold(alias.rpartition("/")[2]), stem)
             self._index[kind] = index | {_fold(stem): stem for stem in self._stems(kind)}
         return self._index[kind].get(_fold(name))
 

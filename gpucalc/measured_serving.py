@@ -81,7 +81,7 @@ _REQUEST_RATE = re.compile(r"^\d+(?:\.\d+)? requests?/s\b")
 # Words of a checkpoint's name that say how it was tuned or stored, not how it is built.
 _STORED = re.compile(
     r"[-_.](?:hf|it|chat|instruct|base|gguf|awq|gptq(?:[-_]?int\d)?|fp8(?:[-_]?dynamic)?|nvfp4|bf16|int[48]"
-    r"|quantized[-_.]w\da\d+|w\da\d+|[48]bit|iq\d\w*|q\d\w*|ud|mixed)$",
+    r"|quantized[-_.]w\da\d+|w\da\d+|[48]bit|iq\d\w*|q\d\w*|ud|mixed|fp4|\d{4})$",
     re.IGNORECASE,
 )
 _ONLY = re.compile(r"only the (\w+) figure is meaningful")
