@@ -44,17 +44,32 @@ def plan_job(
     if not isinstance(run, TrainRun):
         from gpucalc.search_serving import plan_serving  # training plans do without
 
-        return plan_serving(
+        engine = catalog.load("engines", run.framework, EngineSpec)
+        plan = plan_serving(
             subject,
             run,
             cluster,
-            catalog.load("engines", run.framework, EngineSpec),
+            engine,
             name=job.name,
             fleet=str(job.fleet),
             assumptions=assumptions,
             notes=job.notes,
             errors=errors,
             always_time=always_time,
+        )
+        if not advice:
+            return plan
+        from gpucalc.advise_serving import advised_serving
+
+        return advised_serving(
+            plan,
+            subject,
+            run,
+            cluster,
+            engine,
+            clusters=lambda card, count: catalog.cluster([(None, count, card)]),
+            larger=_larger(catalog, cluster) if plan.verdict.level is not Level.FITS else (),
+            errors=errors,
         )
     run, assumptions = _runnable_precision(run, assumptions, cluster)
     plan = plan_best(

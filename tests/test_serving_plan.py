@@ -260,3 +260,37 @@ def test_one_card_never_holds_more_than_its_memory_by_budget() -> None:
         plan = planned(name)
         assert plan.verdict.capacity.value < 141 * GB
         assert cache_line(plan, "pool") / GIB < 141
+
+
+# --- actions -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("job", "gpus", "sets"),
+    [
+        ("serve-gpt-oss-20b", None, ("run.gpu_memory_utilization=0.95",)),
+        ("deepseek-r1", "8xh100-sxm-80gb", ()),
+        ("llama-3.1-70b", "2xh100-sxm-80gb", ()),
+        ("llama-3-70b", "1xrtx-3090", ("run.framework=llamacpp", "run.quant=q4_k_m")),
+        ("serve-llama-3.3-70b", None, ()),
+    ],
+)
+def test_actions_bring_what_they_say(job: str, gpus: str | None, sets: tuple[str, ...]) -> None:
+    task = None if job.startswith("serve-") else "serve"
+    plan = planned(job, gpus, *sets, task=task)
+    assert plan.actions
+    order = list(Level)
+    for action in plan.actions:
+        changes = {key: str(value).lower() for key, value in action.changes.items()}
+        fleet = changes.pop("gpus", gpus)
+        found = planned(job, fleet, *sets, *(f"{key}={value}" for key, value in changes.items()), task=task)
+        assert found.verdict.level is action.level, action.title
+        assert found.verdict.needed.value == pytest.approx(action.needed_bytes), action.title
+        better = order.index(action.level) < order.index(plan.verdict.level)
+        faster = plan.throughput is not None and (action.tokens_per_s or 0) > plan.throughput.value
+        assert better or faster, action.title
+
+
+def test_two_cards_are_named_for_what_one_does_not_hold() -> None:
+    plan = served("llama-3-70b", "1xrtx-3090", "run.framework=llamacpp", "run.quant=q4_k_m")
+    assert any(action.changes["gpus"] == "2xrtx-3090" for action in plan.actions)

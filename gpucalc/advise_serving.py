@@ -1,0 +1,141 @@
+"""Changes of a deployment worth making, each planned again so that it comes with its numbers.
+
+Where the engine may not start: a shorter context, another share of the card, fewer sequences, smaller
+weights or cache, more or larger cards. Where it starts: what serves faster by a twentieth or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from gpucalc.errors import GpucalcError
+from gpucalc.plan.answer import Action, Level, Plan
+from gpucalc.plan.evaluate import ErrorTable, Subject
+from gpucalc.plan.serve_resolve import BY_LAYERS
+from gpucalc.search_serving import plan_serving
+from gpucalc.spec.engine import EngineSpec
+from gpucalc.spec.hardware import Cluster
+from gpucalc.spec.job import ServeRun
+
+MOST = 6
+WORTH = 1.05  # a change has to serve this much faster
+FEWER_SEQUENCES = (256, 64, 16)
+SHARES = (0.97, 0.95, 0.92, 0.9, 0.85, 0.8)
+MORE_CARDS = (2, 4, 8)
+WIDE = ("bf16", "fp16", "fp32")
+
+
+def advised_serving(
+    plan: Plan,
+    subject: Subject,
+    run: ServeRun,
+    cluster: Cluster,
+    engine: EngineSpec,
+    *,
+    clusters: Callable[[str, int], Cluster],
+    larger: tuple[str, ...] = (),
+    errors: ErrorTable | None = None,
+) -> Plan:
+    """The plan with its actions. `clusters` opens a fleet of one card; `larger` names cards to try."""
+
+    def tried(changes: Mapping[str, Any], where: Cluster) -> Plan | None:
+        try:
+            changed = run.model_copy(update=dict(changes))
+            return plan_serving(subject, changed, where, engine, name=plan.name, fleet="", errors=errors)
+        except GpucalcError:
+            return None
+
+    found: list[Action] = []
+    seen: set[str] = set()
+    for kind, title, changes in _changes(plan, run, cluster):
+        if kind in seen:
+            continue
+        answer = tried(changes, cluster)
+        if answer is not None and _helps(plan, answer):
+            seen.add(kind)
+            found.append(_action(title, {f"run.{key}": value for key, value in changes.items()}, answer))
+    if plan.verdict.level is not Level.FITS and len(cluster.pools) == 1:
+        found += _fleets(run, cluster, tried, clusters, larger)
+    return replace(plan, actions=tuple(found[:MOST]))
+
+
+def _changes(plan: Plan, run: ServeRun, cluster: Cluster) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Single changes, mildest first; of one kind the first that helps is kept."""
+    recipe = plan.recipe
+    pooled = run.framework in ("vllm", "sglang", "trtllm")
+    if plan.verdict.level is not Level.FITS:
+        length = recipe.max_model_len // 2
+        while length >= max(recipe.context, 512):
+            yield "length", f"max_model_len {length}", {"max_model_len": length}
+            length //= 2
+        if run.framework == "vllm":
+            for share in SHARES:
+                if share != recipe.gpu_memory_utilization:
+                    yield "share", f"gpu_memory_utilization {share}", {"gpu_memory_utilization": share}
+        for count in FEWER_SEQUENCES if pooled else ():
+            if count < recipe.max_num_seqs:
+                yield "sequences", f"max_num_seqs {count}", {"max_num_seqs": count}
+        if run.framework in ("vllm", "sglang") and not run.enforce_eager:
+            yield "graphs", "no CUDA graphs", {"enforce_eager": True}
+    if run.framework in ("vllm", "sglang") and recipe.kv_bytes > 1:
+        yield "cache", "8-bit cache", {"kv_dtype": "fp8"}
+    if run.framework == "llamacpp" and recipe.kv_bytes > 1.1:
+        yield "cache", "q8_0 cache", {"kv_dtype": "q8_0"}
+    if recipe.weights.name in WIDE:
+        if run.framework == "llamacpp":
+            yield "weights", "weights in q8_0", {"quant": "q8_0"}
+            yield "weights4", "weights in q4_k_m", {"quant": "q4_k_m"}
+        elif all(pool.gpu.peak("fp8") is not None for pool in cluster.pools):
+            yield "weights", "weights in fp8", {"quant": "fp8"}
+        if pooled:
+            yield "weights4", "weights in 4 bit (AWQ)", {"quant": "awq"}
+    if plan.layout.replicas > 1 and plan.layout.pp == 1:
+        tp = plan.layout.tp * 2
+        yield "tensor", f"tp {tp}: fewer, faster copies", {"tp": tp}
+
+
+def _fleets(
+    run: ServeRun,
+    cluster: Cluster,
+    tried: Callable[[Mapping[str, Any], Cluster], Plan | None],
+    clusters: Callable[[str, int], Cluster],
+    larger: tuple[str, ...],
+) -> Iterator[Action]:
+    """The smallest fleet of the own card that starts, and of larger cards."""
+    own = cluster.pools[0].gpu.id
+    # Engines that divide by layers take all cards by themselves.
+    degrees = {} if run.framework in BY_LAYERS else {"tp": "auto", "pp": "auto"}
+    named = {f"run.{key}": value for key, value in degrees.items()}
+    sizes = [(own, cluster.count * times) for times in MORE_CARDS]
+    starts = 2 ** max(cluster.count - 1, 0).bit_length()
+    groups = [sizes, *([(card, count) for count in (1, 2, 4, 8) if count <= starts] for card in larger)]
+    for group in groups:
+        for card, count in group:
+            where = clusters(card, count)
+            answer = tried(degrees, where)
+            if answer is not None and answer.verdict.level is Level.FITS:
+                name = where.pools[0].gpu.name
+                yield _action(f"{count} x {name}", {"gpus": f"{count}x{card}", **named}, answer)
+                break
+
+
+def _helps(before: Plan, after: Plan) -> bool:
+    order = list(Level)
+    if before.verdict.level is not Level.FITS:
+        return order.index(after.verdict.level) < order.index(before.verdict.level)
+    if after.verdict.level is not Level.FITS or before.throughput is None or after.throughput is None:
+        return False
+    return bool(after.throughput.value > WORTH * before.throughput.value)
+
+
+def _action(title: str, changes: Mapping[str, Any], answer: Plan) -> Action:
+    return Action(
+        title=title,
+        changes=changes,
+        level=answer.verdict.level,
+        needed_bytes=float(answer.verdict.needed.value),
+        step_s=float(answer.time.value) if answer.time is not None else None,
+        tokens_per_s=float(answer.throughput.value) if answer.throughput is not None else None,
+    )
