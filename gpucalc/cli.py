@@ -118,6 +118,9 @@ ModelFlag = Annotated[
         autocompletion=_names("models"),
     ),
 ]
+Hub = Annotated[
+    bool, typer.Option("--hub", help="Fetch a config.json from the Hugging Face hub (needs gpucalc[hub]).")
+]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the job; repeatable.")
 ]
@@ -149,6 +152,7 @@ def plan_command(
     model: ModelFlag = None,
     task: Task = None,
     sets: Sets = None,
+    hub: Hub = False,
     catalog: CatalogDir = None,
     as_json: Json = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when the plan does not fit.")] = False,
@@ -167,7 +171,7 @@ def plan_command(
         _scaled(job, scale, gpus, task, sets, catalog, as_json=as_json, strict=strict)
         return
 
-    answer, origin = _planned(job, gpus, task, sets, catalog, model=model, advice=not quiet)
+    answer, origin = _planned(job, gpus, task, sets, catalog, model=model, hub=hub, advice=not quiet)
     if as_json:
         from gpucalc.report import json
 
@@ -382,6 +386,45 @@ def validate_command(
         raise typer.Exit(ExitCode.NO)
 
 
+@app.command("import")
+def import_command(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="A trainer's or server's file or command line, a config.json, a model folder, a .gguf or"
+            " .safetensors file, org/name of the local Hugging Face cache, or - for standard input.",
+        ),
+    ],
+    format: Annotated[
+        str | None, typer.Option("--format", metavar="NAME", help="The file's format, where it is not clear.")
+    ] = None,
+    text_only: Annotated[
+        bool, typer.Option("--text-only", help="Of a multimodal model, the language model alone.")
+    ] = False,
+    hub: Hub = False,
+    as_json: Json = False,
+) -> None:
+    """Print another program's file as a job or model file; what was understood goes to stderr."""
+    from gpucalc.importers.load import load
+
+    loaded = load(file, format=format, text_only=text_only, use_hub=hub)
+    lists = {
+        "understood": loaded.understood,
+        "assumed": loaded.assumed,
+        "asked for": loaded.asked,
+        "ignored": loaded.ignored,
+    }
+    if as_json:
+        body = {name.replace(" ", "_"): list(items) for name, items in lists.items()}
+        emit_json({"kind": loaded.kind, "format": loaded.format, loaded.kind: loaded.data, **body})
+        return
+    for name, items in lists.items():
+        apart = ", " if name in ("understood", "ignored") else "; "
+        typer.echo(f"{name}: {apart.join(items) or 'nothing'}", err=True)
+    emit(loaded.yaml().rstrip())
+
+
 def _planned(
     job: str,
     gpus: str | None,
@@ -390,6 +433,7 @@ def _planned(
     catalog: Path | None,
     *,
     model: str | None = None,
+    hub: bool = False,
     advice: bool,
 ) -> tuple[Plan, Mapping[str, Any]]:
     from gpucalc.catalog import open_catalog
@@ -397,7 +441,7 @@ def _planned(
     from gpucalc.planner import plan_job, provenance
 
     known = open_catalog(catalog)
-    found = resolve(job, known, gpus=gpus, model=model, task=task, sets=sets or ())
+    found = resolve(job, known, gpus=gpus, model=model, hub=hub, task=task, sets=sets or ())
     return plan_job(found, known, advice=advice), provenance(found, known)
 
 

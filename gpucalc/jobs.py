@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from gpucalc.spec.yamlio import Document, load_yaml, parse_scalar, read_text
 if TYPE_CHECKING:
     from gpucalc.catalog import Catalog
     from gpucalc.importers.words import ImportedJob
-    from gpucalc.spec.model import ModelSpec
+    from gpucalc.spec.model import ModelSpec, WeightsSpec
 
 TASKS = ("train", "serve")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -76,6 +76,10 @@ class _Found:
     bare: bool = False  # only a model: the run is the default one
     name: str | None = None
     foreign: ImportedJob | None = None  # out of another program's file
+    weights: WeightsSpec | None = None  # of the files beside a configuration
+    quant: str | None = None  # a GGUF file's
+    hub: bool = False  # whether the network may be asked
+    notes: tuple[str, ...] = ()
 
 
 def resolve(
@@ -86,18 +90,21 @@ def resolve(
     task: str | None = None,
     sets: Iterable[str] = (),
     model: str | None = None,
+    hub: bool = False,
     need_gpus: bool = True,
 ) -> ResolvedJob:
     """The job that `argument` and the flags describe. Raises InputError.
 
-    `gpus`, `model`, `task` and `sets` are the flags of those names; `need_gpus=False` lets a job
-    without GPUs through (a search over the catalogue brings its own).
+    `gpus`, `model`, `task`, `sets` and `hub` are the flags of those names; `need_gpus=False` lets a
+    job without GPUs through (a search over the catalogue brings its own).
     """
     if task is not None and task not in TASKS:
         raise UnknownName("unknown task", where="--task", given=task, legal=TASKS, near=nearest(task, TASKS))
     if gpus is not None:
         parse_fleet(gpus, where="--gpus")
     found = _find(str(argument), catalog, task, alone=gpus is None)
+    if hub:
+        found = replace(found, hub=True)
     changes = [_change(text) for text in sets]
     if model is not None:
         if found.bare:
@@ -146,6 +153,8 @@ def _find(argument: str, catalog: Catalog, task: str | None, *, alone: bool) -> 
     try:
         return _from_catalogue(argument, catalog)
     except UnknownName:
+        if argument.count("/") == 1 and path.suffix.lower() not in (".yaml", ".yml", ".json", *_WEIGHTS):
+            return _Found(argument, None, {"model": argument}, bare=True, name=argument)
         raise _unknown_job(argument, catalog) from None
 
 
@@ -201,7 +210,7 @@ def _from_path(path: Path) -> _Found:
         config = path / "config.json"
         if not config.is_file():
             raise InputError("the folder holds no config.json", where=str(path))
-        return _from_path(config)
+        return _with_weights(_from_path(config), path)
     suffix = path.suffix.lower()
     if suffix in _PICKLES:
         raise InputError(
@@ -210,7 +219,7 @@ def _from_path(path: Path) -> _Found:
             legal="the config.json beside it",
         )
     if suffix in _WEIGHTS or path.name.endswith(".safetensors.index.json"):
-        return _from_path(_config_beside(path))
+        return _from_weights(path, suffix)
     if suffix in _LINES:
         from gpucalc.importers import formats
 
@@ -242,6 +251,43 @@ def _from_path(path: Path) -> _Found:
         where=str(path),
         given=", ".join(map(str, list(data)[:5])) or "no keys",
     )
+
+
+def _from_weights(path: Path, suffix: str) -> _Found:
+    """A model from a weights file: GGUF says what it is, other files need the configuration beside them."""
+    from gpucalc.importers import weights
+
+    if suffix == ".gguf":
+        if not path.is_file():
+            raise InputError("is not a regular file", where=str(path))
+        imported, quant = weights.from_gguf(path)
+        data = imported.spec.model_dump(mode="python", exclude_none=True, exclude_defaults=True)
+        return _Found(
+            where=str(path),
+            folder=path.parent,
+            data={"model": data},
+            bare=True,
+            name=imported.spec.label,
+            quant=quant,
+            notes=imported.assumed,
+        )
+    found = _from_path(_config_beside(path))
+    tensors, notes = weights.read_weights(path)
+    return replace(found, weights=weights.measured(tensors), notes=(*found.notes, *notes))
+
+
+def _with_weights(found: _Found, folder: Path) -> _Found:
+    """The folder's configuration with the bytes of its weights, where those are all there."""
+    from gpucalc.importers import weights
+
+    path = weights.beside(folder)
+    if path is None:
+        return found
+    try:
+        tensors, notes = weights.read_weights(path)
+    except InputError as error:
+        return replace(found, notes=(f"weights beside it are not counted: {error}",))
+    return replace(found, weights=weights.measured(tensors), notes=notes)
 
 
 def _foreign(job: ImportedJob, path: Path | None) -> _Found:
@@ -389,6 +435,10 @@ def _complete(
         notes = (*notes, f"{found.where} starts {ranks} processes; planned for {fleet.count} GPUs")
     listed: list[Default] = []
     if found.bare or "run" not in data:
+        if found.quant is not None and "run" not in data and task in (None, "serve"):
+            listed.append(Default("run.task", "serve", "GGUF files are for serving"))
+            listed.append(Default("run.framework", "llamacpp", "the engine GGUF files are made for"))
+            data["run"] = {"task": "serve", "framework": "llamacpp", "quant": found.quant}
         data["run"] = _default_run(data.get("run"), task or "train", fleet, model, listed)
     elif isinstance(data["run"], dict):
         _check_task(data["run"], task)
@@ -464,7 +514,9 @@ def _moved(error: InputError, old: str, new: str) -> InputError:
 def _model(
     words: Any, found: _Found, catalog: Catalog, changes: Sequence[_Change]
 ) -> tuple[ModelSpec, str, tuple[str, ...]]:
-    model, where, notes = _named_model(words, found, catalog)
+    model, where, notes, weights = _named_model(words, found, catalog)
+    if weights is not None:
+        model = model.model_copy(update={"weights": weights})
     if changes:
         data = model.model_dump(mode="python", exclude_unset=True)
         _apply(data, [_Change(c.key.removeprefix("model."), c.value, c.text) for c in changes])
@@ -473,10 +525,15 @@ def _model(
     return model, where, notes
 
 
-def _named_model(words: Any, found: _Found, catalog: Catalog) -> tuple[ModelSpec, str, tuple[str, ...]]:
+def _named_model(
+    words: Any, found: _Found, catalog: Catalog
+) -> tuple[ModelSpec, str, tuple[str, ...], WeightsSpec | None]:
     if isinstance(words, Mapping) and words:
         key = "" if found.bare else "model"
-        return _described_model(dict(words), found.where, key, found.name if found.bare else None)
+        spec, where, notes = _described_model(
+            dict(words), found.where, key, found.name if found.bare else None
+        )
+        return spec, where, (*found.notes, *notes), found.weights
     if words is None:
         legal = "a catalogue id, a path, or keys" if found.foreign is None else "--model NAME, a name or path"
         raise InputError("is missing", where=found.where, key="model", legal=legal)
@@ -490,11 +547,49 @@ def _named_model(words: Any, found: _Found, catalog: Catalog) -> tuple[ModelSpec
         )
     path = _model_path(words, found.folder)
     if path is None:
-        return _catalogue_model(words, found, catalog)
-    inner = _from_path(path)
+        try:
+            return (*_catalogue_model(words, catalog), None)
+        except UnknownName as error:
+            inner, said = _published(words, found, catalog, error.near)
+            inner = replace(inner, notes=(said, *inner.notes))
+    else:
+        inner = _from_path(path)
     if not inner.bare:
         raise InputError("is a job, not a model", where=found.where, key="model", given=words)
-    return _described_model(inner.data["model"], inner.where, "", inner.name)
+    model = inner.data["model"]
+    if isinstance(model, str):  # a catalogue entry, by the name its publisher gives it
+        return (*_catalogue_model(model, catalog)[:2], inner.notes, None)
+    spec, where, notes = _described_model(model, inner.where, "", inner.name)
+    return spec, where, (*inner.notes, *notes), inner.weights
+
+
+def _published(words: str, found: _Found, catalog: Catalog, near: tuple[str, ...]) -> tuple[_Found, str]:
+    """A name of the hub: the local cache, the hub when asked, else the catalogue's entry of that name."""
+    from gpucalc.importers import hub
+
+    if not hub.is_name(words):
+        raise UnknownName(
+            "unknown model: neither a file nor in the catalogue",
+            where=found.where,
+            key="model",
+            given=words,
+            near=near,
+        )
+    snapshot = hub.cached(words)
+    if snapshot is None and found.hub:
+        snapshot = hub.fetch(words)
+    if snapshot is not None:
+        inner = _from_path(snapshot)
+        return replace(inner, name=words), f"{words}: revision {snapshot.name[:12]} of the Hugging Face cache"
+    name = words.partition("@")[0].rsplit("/", 1)[-1]
+    try:
+        stem = catalog.find("models", name).stem
+    except UnknownName as error:
+        raise hub.unreadable(
+            words, "neither in the catalogue nor in the local Hugging Face cache", error.near
+        ) from None
+    data = {"model": stem}
+    return _Found(found.where, None, data, bare=True, name=stem), f"{words} is taken as {stem}"
 
 
 def _model_path(words: str, folder: Path | None) -> Path | None:
@@ -508,17 +603,8 @@ def _model_path(words: str, folder: Path | None) -> Path | None:
     return next((path for path in candidates if _is_there(path)), None)
 
 
-def _catalogue_model(words: str, found: _Found, catalog: Catalog) -> tuple[ModelSpec, str, tuple[str, ...]]:
-    try:
-        named = catalog.find("models", words.removesuffix(".yaml"))
-    except UnknownName as error:
-        raise UnknownName(
-            "unknown model: neither a file nor in the catalogue",
-            where=found.where,
-            key="model",
-            given=words,
-            near=error.near,
-        ) from None
+def _catalogue_model(words: str, catalog: Catalog) -> tuple[ModelSpec, str, tuple[str, ...]]:
+    named = catalog.find("models", words.removesuffix(".yaml"))
     return catalog.model(named.stem), str(named.path), named.assumptions
 
 

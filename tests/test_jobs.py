@@ -307,7 +307,8 @@ def test_a_hugging_face_config_is_a_job(tmp_path: Path, catalog: Catalog) -> Non
         "tie_word_embeddings": False,
     }
     (folder / "config.json").write_text(json.dumps(config, indent="\t"))
-    (folder / "model.safetensors").write_bytes(b"weights")
+    header = b'{"lm_head.weight":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}}'
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     for argument in (folder, folder / "config.json", folder / "model.safetensors"):
         job = resolve(argument, catalog, gpus="4xA100")
         assert (job.name, job.model.layers, job.model.kv_heads) == ("my-model", 2, 2)

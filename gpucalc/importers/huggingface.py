@@ -1,12 +1,15 @@
 """A Hugging Face config.json, or a folder holding one, as a model description.
 
 Only the text is read: no import, no network, nothing executed. Every key is understood, known to
-change no shape, or reported as ignored; a key that matters and is missing is an error.
+change no shape, or reported as ignored; a key that matters and is missing is an error. An
+architecture without a drawing is drawn as a llama-shaped decoder when every key that could change
+that is absent, with what was assumed said; anything else is refused by name.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,67 +32,175 @@ class Imported:
     ignored: tuple[str, ...]
 
 
-def read_config(path: str | Path) -> Imported:
+def read_config(path: str | Path, *, text_only: bool = False) -> Imported:
     """The description in a config.json or in a model folder. Raises InputError, UnsupportedModel."""
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
+    name = file.parent.name if file.name == "config.json" else file.stem
+    return from_config(read_json(file), where=str(file), name=name or None, text_only=text_only)
+
+
+def read_json(file: Path) -> Any:
+    """The value in a small JSON file; a key given twice is an error. Raises InputError."""
     try:
         size = file.stat().st_size
         if size > MAX_BYTES:
             raise InputError("too large for a config.json", where=str(file), given=f"{size} bytes")
-        config = json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except FileNotFoundError:
-        raise InputError("no config.json there", where=str(file)) from None
+        raise InputError(f"no {file.name} there", where=str(file)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read: {error}", where=str(file)) from None
     except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"not JSON: {error}", where=str(file)) from None
-    name = file.parent.name if file.name == "config.json" else file.stem
-    return from_config(config, where=str(file), name=name or None)
+    except _Twice as error:
+        raise InputError("the key is given twice", where=str(file), key=str(error)) from None
 
 
-def from_config(config: Any, *, where: str = "config.json", name: str | None = None) -> Imported:
-    """The description in a parsed config.json. Raises InputError, UnsupportedModel."""
+class _Twice(Exception):
+    """A key that a JSON object holds twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _Twice(next(name for name in names if names.count(name) > 1))
+    return data
+
+
+def from_config(
+    config: Any, *, where: str = "config.json", name: str | None = None, text_only: bool = False
+) -> Imported:
+    """The description in a parsed config.json. Raises InputError, UnsupportedModel.
+
+    `text_only`: the language model of a multimodal one, the towers beside it left out.
+    """
     if not isinstance(config, Mapping):
         raise InputError("expected a JSON object", where=where, given=config)
+    left_out: list[str] = []
+    if text_only:
+        config, left_out = _text_alone(config, where)
     model_type = config.get("model_type")
+    classes = config.get("architectures")
     if not isinstance(model_type, str) or not model_type:
-        raise InputError("missing, so the architecture is unknown", where=where, key="model_type")
-    key = canonical(model_type)
-    if key not in FAMILIES or FAMILIES[key].refused:
-        if key in FAMILIES:
-            raise UnsupportedModel(FAMILIES[key].refused, where=where, key="model_type", given=model_type)
-        from gpucalc.errors import nearest
-
-        drawn = [name for name, family in FAMILIES.items() if not family.refused]
-        raise UnsupportedModel(
-            "no drawing for this architecture",
-            where=where,
-            key="model_type",
-            given=model_type,
-            near=nearest(key, drawn),
-        )
-    if FAMILIES[key].form == "totals":
+        if not isinstance(classes, list) or not classes or not isinstance(classes[0], str):
+            raise InputError("missing, so the architecture is unknown", where=where, key="model_type")
+        model_type = classes[0]
+    key = canonical(_SHAPED_LIKE.get(model_type.lower(), model_type))
+    family = FAMILIES.get(key)
+    generic = family is None
+    if family is not None and (family.refused or model_type.lower() in _NOT_ITS_FAMILY):
+        why = family.refused or _NOT_ITS_FAMILY[model_type.lower()]
+        raise UnsupportedModel(why, where=where, key="model_type", given=model_type)
+    if family is not None and family.form == "totals":
         raise UnsupportedModel(
             "a convolutional network is described by its totals; a trace of the module measures them",
             where=where,
             key="model_type",
             given=model_type,
         )
-    reader = _Reader(config, where, key)
+    if generic:
+        _refuse_unless_plain(config, model_type, where)
+        key = "llama"
+    reader = _Reader(config, where, model_type if generic else key)
+    reader.assumed += left_out
+    if generic:
+        reader.assumed.append(
+            f"{model_type} is not a known architecture: drawn as a decoder of the llama shape (RMS norms,"
+            " rotary positions, gated feed-forward), so counts are approximate"
+        )
     fields = _fields(reader, key)
+    leftovers = reader.leftovers()
+    if generic:
+        shapes = [word for word in leftovers if _may_be_a_shape(config, word)]
+        if shapes:
+            raise UnsupportedModel(
+                f"not a known architecture, and {', '.join(shapes[:5])} may change its shape",
+                where=where,
+                key="model_type",
+                given=model_type,
+            )
     named = config.get("_name_or_path")
     spec = ModelSpec.read(
         {
             "name": (named if isinstance(named, str) and named else None) or name or model_type,
             "family": key,
-            "architecture": model_type,
+            **({"architecture": model_type} if canonical(model_type) == key else {}),
             **{field: value for field, value in fields.items() if value is not None},
         },
         where=where,
     )
-    return Imported(spec, tuple(reader.understood), tuple(reader.assumed), tuple(reader.leftovers()))
+    return Imported(spec, tuple(dict.fromkeys(reader.understood)), tuple(reader.assumed), tuple(leftovers))
+
+
+# Architectures that build what another one does, checked by instantiating both.
+_SHAPED_LIKE = {"mimo": "qwen2", "helium": "llama", "ernie4_5": "llama", "iquestcoder": "llama"}
+# Names the family table knows for a later generation of another shape.
+_NOT_ITS_FAMILY = {"olmo": "OLMo 1 has norms without weights, which have no drawing"}
+# Keys of an unknown architecture that a plain decoder does not have.
+_STRUCTURE = re.compile(
+    r"expert|moe|lora|latent|mamba|ssm|state_size|conv|linear_|recurrent|rwkv|block_type|layer_type|hybrid"
+    r"|kv_shared|per_layer|altup|laurel|cross_attention|encoder|decoder_layers|vision|audio|image|mtp|nextn"
+    r"|index_|sparse|memory|loop|adapter|group_norm|alibi|sandwich|parallel"
+)
+_SHAPE_WORDS = re.compile(r"dim|size|rank|heads|layers|width|hidden|groups|ratio|num_|n_|norm|bias|gate")
+
+
+def _text_alone(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], list[str]]:
+    """The nested language model with what the outer file says of ties and quantisation."""
+    inner = next((config[key] for key in _TEXT_KEYS if isinstance(config.get(key), Mapping)), None)
+    if inner is None:
+        raise InputError("there is no text_config to take alone", where=where, key="text_config")
+    kept = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
+    towers = [key for key in config if key.endswith("_config") and key not in (*_TEXT_KEYS, *kept)]
+    said = [f"left out, since the text model alone was asked for: {', '.join(towers)}"] if towers else []
+    return {**kept, **{key: value for key, value in inner.items() if value is not None}}, said
+
+
+_TEXT_KEYS = ("text_config", "llm_config", "language_config")
+
+
+def _refuse_unless_plain(config: Mapping[str, Any], model_type: str, where: str) -> None:
+    """Refuse an unknown architecture unless its keys are those of a plain causal decoder."""
+    from difflib import get_close_matches
+
+    from gpucalc.errors import nearest
+
+    def refuse(why: str, key: str = "model_type") -> UnsupportedModel:
+        drawn = [name for name, family in FAMILIES.items() if not family.refused]
+        near = nearest(canonical(model_type), drawn)
+        return UnsupportedModel(why, where=where, key=key, given=model_type, near=near)
+
+    text = next((config[key] for key in _TEXT_KEYS if isinstance(config.get(key), Mapping)), None)
+    if text is not None:
+        inner = text.get("model_type")
+        if isinstance(inner, str) and FAMILIES.get(canonical(inner)) is not None:
+            raise refuse(
+                f"no drawing for its towers; its {inner} text model can be imported with --text-only"
+            )
+        raise refuse("no drawing for this architecture")
+    if get_close_matches(canonical(model_type), FAMILIES, n=1, cutoff=0.8):
+        raise refuse("no drawing for this architecture")
+    classes = config.get("architectures")
+    name = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
+    if (name and not name.endswith(("ForCausalLM", "LMHeadModel"))) or config.get("is_encoder_decoder"):
+        raise refuse("no drawing for this architecture")
+    activation = config.get("hidden_act") or config.get("hidden_activation")
+    if isinstance(activation, str) and activation not in ("silu", "swish", "swiglu"):
+        raise refuse(f"no drawing for this architecture; {activation} does not say whether parts are gated")
+    for key, value in config.items():
+        switched_off = value is None or value is False or value == 0 or value in ([], {})
+        if _STRUCTURE.search(str(key)) and not switched_off and key not in _HARMLESS:
+            raise refuse(f"no drawing for this architecture, and {key} says it is no plain decoder")
+
+
+def _may_be_a_shape(config: Mapping[str, Any], key: str) -> bool:
+    value = config.get(key)
+    if value is True:
+        return bool(re.search(r"norm|bias|gate", key))
+    return isinstance(value, int | list | dict) and bool(value) and bool(_SHAPE_WORDS.search(key))
 
 
 # Keys that change neither shapes nor traits.
@@ -229,7 +340,7 @@ def _fields(top: _Reader, key: str) -> dict[str, Any]:
     form = FAMILIES[key].form
     if form == "clip":
         return _contrastive(top)
-    text = top.group("text_config", "llm_config", "language_config") or top
+    text = top.group(*_TEXT_KEYS) or top
     fields = _shape(text, key)
     tie = top.get("tie_word_embeddings")
     if tie is None and text is not top:
@@ -240,7 +351,13 @@ def _fields(top: _Reader, key: str) -> dict[str, Any]:
         tie = FAMILIES[key].tied_embeddings
         top.assumed.append(f"tie_word_embeddings not stated: {str(tie).lower()}, the {key} default")
     fields["tied_embeddings"] = tie
-    fields["quantization"] = _quantization(top)
+    stored = top.get("torch_dtype", "dtype") or text.get("torch_dtype", "dtype")
+    if isinstance(stored, str):
+        fields["native_dtype"] = stored.removeprefix("torch.")
+    fields["quantization"], held = _quantization(top)
+    if held is None and text is not top:
+        fields["quantization"], held = _quantization(text)
+    fields["native_dtype"] = held or fields.get("native_dtype")
     if form == "decoder":
         _decoder(text, key, fields)
         sight = top.group("vision_config")
@@ -764,15 +881,47 @@ def _tops(c: _Reader, key: str, fields: dict[str, Any]) -> None:
     c.get("qkv_bias", "num_channels", "use_mask_token")
 
 
-def _quantization(c: _Reader) -> str | None:
+# What a quantised checkpoint holds its matrices in, by the method its configuration names.
+_HELD = {"awq": "awq", "gptq": "gptq", "fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4", "fbgemm_fp8": "fp8"}
+
+
+def _quantization(c: _Reader) -> tuple[str | None, str | None]:
+    """The quantisation in words, and the element type its matrices are stored in where that is clear."""
     inner = c.group("quantization_config", "compression_config")
     if inner is None:
-        return None
+        return None, None
     method = inner.get("quant_method", "quant_type", "quant_algo")
+    algorithm = inner.get("quant_algo")
     bits = inner.whole("bits", "w_bit", "num_bits")
+    kind = None
     if bits is None and inner.get("load_in_4bit", "_load_in_4bit"):
-        bits = 4
+        bits, kind = 4, "nf4"
     if bits is None and inner.get("load_in_8bit", "_load_in_8bit"):
-        bits = 8
+        bits, kind = 8, "int8"
+    groups = inner.group("config_groups")
+    named: str | None = None
+    if groups is not None:
+        for group in list(groups.config):
+            part = groups.group(group)
+            weights = part.group("weights") if part is not None else None
+            if weights is None or bits is not None:
+                continue
+            bits, named = weights.whole("num_bits"), str(weights.get("type") or "int")
+            weights.used.update(weights.config)
+        groups.used.update(groups.config)
+        for part in groups.inner:
+            part.used.update(part.config)
+    words = str(algorithm or method or "").lower()
+    held = kind or next((ours for word, ours in _HELD.items() if word in words), None)
+    if held == "gptq" and bits == 8:
+        held = "int8"
+    if held is None and named is not None and bits is not None:
+        held = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "gptq", ("float", 4): "nvfp4"}.get(
+            (named, bits)
+        )
+    inner.used.update(
+        ("ignore", "producer", "kv_cache_scheme", "activation_scheme", "fmt", "scale_fmt", "format", "sym",
+         "weight_block_size", "modules_to_not_convert", "group_size", "zero_point", "version", "desc_act")
+    )  # fmt: skip
     text = " ".join(str(part) for part in (method, f"{bits}-bit" if bits else None) if part)
-    return text or "stated, method unknown"
+    return text or "stated, method unknown", held

@@ -129,6 +129,14 @@ class AdaptiveSpec(Spec):
     div: int = Field(default=1, ge=1)
 
 
+class WeightsSpec(Spec):
+    """The tensors of published files, read from their headers: exact bytes, as stored."""
+
+    total_bytes: int = Field(ge=0)
+    bytes_by_type: dict[str, int] = Field(default_factory=dict)
+    bytes_by_part: dict[str, int] = Field(default_factory=dict)  # vision experts embedding head linear rest
+
+
 class ModelSpec(Spec):
     """One model. Every field but a name may be missing; the graph builder names what it lacks."""
 
@@ -214,6 +222,7 @@ class ModelSpec(Spec):
     quantization: str | None = None  # of the weights as distributed
     config_source: str | None = None
     count_status: str | None = None
+    weights: WeightsSpec | None = None
     notes: str | None = None
 
     @field_validator("pattern")
