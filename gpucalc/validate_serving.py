@@ -32,9 +32,7 @@ from gpucalc.plan.serve_memory import Logged as MemoryLog
 from gpucalc.plan.serve_memory import serving_memory
 from gpucalc.plan.serve_resolve import serve_layout, serve_recipe
 from gpucalc.plan.serve_time import serving_time
-from gpucalc.plan.serve_weights import stage_weights
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingMemory
-from gpucalc.plan.stages import stages
 from gpucalc.points import Point, Skipped, Statistics
 from gpucalc.spec.engine import EngineEra, EngineSpec
 from gpucalc.spec.hardware import Cluster
@@ -365,31 +363,34 @@ class ServingPlanner:
         self._models: dict[str, tuple[ModelSpec, Graph]] = {}
         self._clusters: dict[str, Cluster] = {}
         self._resolved: dict[str, _Served] = {}
-        self._memories: dict[tuple[str, MemoryLog], ServingMemory] = {}
+        self._memories: dict[tuple[str, MemoryLog, int | None], ServingMemory] = {}
 
     def memory(self, deployment: Deployment, logged: Logged) -> Memory:
         """The memory of a deployment. Raises GpucalcError."""
         served = self._served(deployment.job)
         stated = MemoryLog(total=deployment.gpu_memory_bytes)
         found = self._memory(deployment.job, stated)
-        given = None
+        first = self._memory(deployment.job, stated, stage_index=0)  # the rank whose log is printed
+        told = None
         if logged.activation_peak is not None:
             told = replace(stated, activation_peak=logged.activation_peak, non_torch=logged.non_torch)
-            given = self._memory(deployment.job, told)
         elif logged.kv_cache is not None:
-            given = self._memory(deployment.job, replace(stated, pool=logged.kv_cache))
+            told = replace(stated, pool=logged.kv_cache)
+        tokens = None
+        if told is not None:
+            tokens = float(self._memory(deployment.job, told, stage_index=0).kv_tokens.value)
+            if served.layout.pp > 1:  # other ranks may hold fewer
+                tokens = min(tokens, float(found.kv_tokens.value))
         each = float(found.kv_bytes_per_token.value)
-        tokens = None if given is None else float(given.kv_tokens.value)
         # SGLang logs recurrent states apart from the cache of keys and values.
         apart = served.recipe.engine == "sglang" and bool(found.state_bytes.value)
         if apart and logged.kv_cache is not None:
             tokens = logged.kv_cache / each
-        first = stages(served.graph, pp=served.layout.pp, vpp=1)[0]
-        parts = {line.name: float(line.value) for line in found.tree.children}
-        weights = stage_weights(served.graph, first, served.layout, served.recipe, served.era)
+        parts = {line.name: float(line.value) for line in first.tree.children}
+        weights = first.weights
         return Memory(
             weights=float(weights.value),
-            activation_peak=_activation_peak(found, parts),
+            activation_peak=_activation_peak(first, parts),
             kv_cache=float(found.kv_tokens.value) * each if apart else parts.get("kv_cache", 0.0),
             kv_tokens=float(found.kv_tokens.value),
             kv_tokens_given=tokens,
@@ -449,12 +450,20 @@ class ServingPlanner:
         log = MemoryLog(total=deployment.gpu_memory_bytes, pool=logged.kv_cache)
         return float(self._memory(job, log).kv_tokens.value)
 
-    def _memory(self, job: Job, log: MemoryLog) -> ServingMemory:
+    def _memory(self, job: Job, log: MemoryLog, *, stage_index: int | None = None) -> ServingMemory:
         served = self._served(job)
-        key = (repr((job.model, job.gpus, served.layout, served.recipe)), log)
+        if served.layout.pp == 1:
+            stage_index = None  # the only stage decides
+        key = (repr((job.model, job.gpus, served.layout, served.recipe)), log, stage_index)
         if key not in self._memories:
             self._memories[key] = serving_memory(
-                served.graph, served.layout, served.recipe, served.era, served.cluster, logged=log
+                served.graph,
+                served.layout,
+                served.recipe,
+                served.era,
+                served.cluster,
+                logged=log,
+                stage_index=stage_index,
             )
         return self._memories[key]
 

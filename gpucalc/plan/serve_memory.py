@@ -58,9 +58,12 @@ def serving_memory(
     cluster: Cluster,
     *,
     logged: Logged = NOTHING_LOGGED,
+    stage_index: int | None = None,
 ) -> ServingMemory:
-    """The memory of the GPU that decides, and the cache it leaves."""
+    """The memory of the GPU that decides, and the cache it leaves; of one stage where its index is given."""
     parts = stages(graph, pp=layout.pp, vpp=1)
+    if stage_index is not None:
+        parts = (parts[stage_index],)
     alike: dict[tuple[object, ...], Stage] = {}
     for stage in parts:
         held = tuple((id(run.block), run.count) for run in stage.layers)
