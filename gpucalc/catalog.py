@@ -84,6 +84,7 @@ class Catalog:
         self._specs: dict[tuple[str, str], Any] = {}
         self._sources: dict[str, str] | None = None
         self._index: dict[str, dict[str, str]] = {}
+        self._aliases: dict[tuple[str, str], Named] = {}
 
     # -- names --------------------------------------------------------------------------------
 
@@ -112,7 +113,9 @@ class Catalog:
                 path = root / kind / f"{stem}.yaml"
                 if path.is_file():
                     return Named(stem, path)
-        return self._find_alias(kind, name, where)
+        if (kind, stem) not in self._aliases:  # many jobs name the same few
+            self._aliases[kind, stem] = self._find_alias(kind, name, where)
+        return self._aliases[kind, stem]
 
     def stem_of(self, kind: str, name: str) -> str | None:
         """The file stem of a name or alias, with or without its owner, None where there is none.

@@ -250,16 +250,20 @@ _MARKS = {Status.PASS: ":white_check_mark:", Status.WARN: ":warning:", Status.FA
 
 def _row(finding: Finding) -> str:
     mark = ":small_blue_diamond: known" if finding.known else _MARKS[finding.status]
-    value = finding.message
-    place = f"`{_cell(finding.file)}:{finding.line}`"
-    return f"| {mark} | {_text(finding.subject)} | `{_cell(finding.title)}` | {_text(value)} | {place} |\n"
+    subject, title, message = (
+        inside_text(finding.subject),
+        inside_code(finding.title),
+        inside_text(finding.message),
+    )
+    return f"| {mark} | {subject} | `{title}` | {message} | `{inside_code(finding.file)}:{finding.line}` |\n"
 
 
 def _equations(missed: list[Finding], room: int) -> str:
     lines: list[str] = []
     for finding in missed:
         if finding.equation:
-            line = f"- {_text(finding.subject)}, `{_cell(finding.rule)}`: `{_cell(finding.equation)}`\n"
+            equation = inside_code(finding.equation)
+            line = f"- {inside_text(finding.subject)}, `{finding.rule}`: `{equation}`\n"
             room -= len(line.encode())
             if room < 100:
                 break
@@ -267,17 +271,16 @@ def _equations(missed: list[Finding], room: int) -> str:
     return "\n<details><summary>Equations</summary>\n\n" + "".join(lines) + "\n</details>\n" if lines else ""
 
 
-def _cell(text: str) -> str:
+def inside_code(text: str) -> str:
     """Text inside a code span of a table cell."""
     return text.replace("`", "'").replace("|", "\\|")
 
 
-def _text(text: str) -> str:
+def inside_text(text: str) -> str:
     """Text of a table cell: nothing in it is markup, a mention or a link."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
-    for character in "\\`*_[]|#!~":
+    for character in "\\`*_[]|~":
         text = text.replace(character, "\\" + character)
-    return text
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
 
 
 def table(report: Report, *, quiet: bool = False) -> RenderableType:
