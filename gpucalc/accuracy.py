@@ -19,9 +19,15 @@ if TYPE_CHECKING:
     from gpucalc.validate import Report
 
 FILE = ("measurements", "accuracy")
+# Of deployments, what a plan states; the rest of what logs print is compared and not recorded.
+SERVING = (
+    "weights", "kv_tokens", "kv_tokens_predicted", "activation_peak", "decode_speed", "batched_speed",
+    "prefill",
+)  # fmt: skip
 HEADER = """\
-# How far published training runs were from their estimates, by quantity and framework: absolute relative
-# errors as fractions, groups (sources) of equal weight. Written by `gpucalc validate --record`; not by hand.
+# How far published runs were from their estimates, by quantity and framework: absolute relative errors as
+# fractions, groups of equal weight (a source of training runs; a model on a GPU of a source of deployments).
+# Written by `gpucalc validate --record`; not by hand.
 """
 
 
@@ -44,6 +50,7 @@ def recorded(report: Report) -> dict[str, dict[str, dict[str, Any]]]:
     """The table of a report: quantity, framework, figures. Plans quote the errors of runs alone."""
     from gpucalc.validate import RUN_QUANTITIES
 
+    kept = (*RUN_QUANTITIES, *SERVING)
     return {
         quantity: {
             framework: {
@@ -56,15 +63,18 @@ def recorded(report: Report) -> dict[str, dict[str, dict[str, Any]]]:
             for framework, found in sorted(report.breakdown(quantity, "framework").items())
         }
         for quantity in report.quantities
-        if quantity in RUN_QUANTITIES
+        if quantity in kept and report.of(quantity)
     }
 
 
 def write(report: Report, catalog: Catalog) -> Path:
-    """Write the report's table over the recorded one, whole or not at all; the file written."""
+    """Write the report's table over the recorded one, whole or not at all; the file written.
+
+    What the report did not compare stays as it was recorded.
+    """
     path = catalog.path_of(*FILE)
     lines = [HEADER]
-    for quantity, rows in recorded(report).items():
+    for quantity, rows in {**load_yaml(path).data, **recorded(report)}.items():
         lines.append(f"{quantity}:\n")
         for framework, row in rows.items():
             figures = ", ".join(f"{key}: {value}" for key, value in row.items())

@@ -13,8 +13,14 @@ from gpucalc.points import Point, Statistics
 from gpucalc.report.screen import QUIET, clean, columns, heading, indent, quantity
 from gpucalc.units import percent
 from gpucalc.validate import Report, fit_counts
+from gpucalc.validate_serving import start_counts
 
 _MOST_REASONS = 10
+_SAID = {
+    "kv_tokens": "KV tokens, activations as logged",
+    "kv_tokens_predicted": "KV tokens, all predicted",
+    "kv_cache": "KV cache",
+}
 
 
 def report(found: Report, broken: Sequence[str], *, by: str | None, points: bool) -> RenderableType:
@@ -23,7 +29,8 @@ def report(found: Report, broken: Sequence[str], *, by: str | None, points: bool
     parts.append(
         indent(
             Text(
-                "error: |estimate / measured - 1|; every source counts once, whatever its number of runs",
+                "error: |estimate / measured - 1|; every group counts once, whatever its number of runs: a"
+                " source, or a model on a GPU of a source of deployments",
                 QUIET,
             )
         )
@@ -35,6 +42,13 @@ def report(found: Report, broken: Sequence[str], *, by: str | None, points: bool
             f" marginal within the stated margin; said fits and ran out {fits['says_fits_ran_out']},"
             f" said too large and ran {fits['says_too_large_ran']}; {len(found.undecided)} more do not say"
             " what a verdict needs"
+        )
+        parts.append(indent(Text(said)))
+    if found.starts:
+        counts = start_counts(found.starts)
+        said = (
+            f"starts: right on {counts['right']} of {counts['rows']} deployments, {counts['marginal']} of"
+            f" them marginal; of {counts['refused']} that were refused or ran out, {counts['refused_right']}"
         )
         parts.append(indent(Text(said)))
     if by is not None:
@@ -64,7 +78,10 @@ def report(found: Report, broken: Sequence[str], *, by: str | None, points: bool
 def _summary(found: Report) -> Table:
     table = _statistics_table("quantity")
     for name in found.quantities:
-        _statistics_row(table, _words(name), found.summary(name))
+        summary = found.summary(name)
+        if name == "verdict" or not (summary.rows or summary.skipped):
+            continue
+        _statistics_row(table, _words(name), summary)
         for size, statistics in sorted(found.breakdown(name, "size").items()):
             _statistics_row(table, f"  {size}", statistics)
     return table
@@ -78,7 +95,7 @@ def _breakdown(part: str, rows: dict[str, Statistics]) -> Table:
 
 
 def _statistics_table(first: str) -> Table:
-    return columns(first, "values", "sources", "mean", "median", "90th pct", "signed", right=range(1, 7))
+    return columns(first, "values", "groups", "mean", "median", "90th pct", "signed", right=range(1, 7))
 
 
 def _statistics_row(table: Table, name: str, of: Statistics) -> None:
@@ -112,6 +129,8 @@ def _reasons(reasons: dict[str, int]) -> Table:
 
 
 def _words(name: str) -> str:
+    if name in _SAID:
+        return _SAID[name]
     return clean(name).replace("_", " ").capitalize()
 
 
