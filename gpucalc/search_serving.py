@@ -21,7 +21,8 @@ from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import ServeRun
 
 DEGREES = ("tp", "pp", "dp", "ep")
-MOST_TIMED = 12  # layouts whose speed is worked out; the smallest that start
+MOST_TIMED = 16  # layouts whose speed is worked out,
+TIMED_PER_SIZE = 3  # so many of each number of GPUs per copy
 _LEVELS = {Level.FITS: 0, Level.MARGINAL: 1, Level.DOES_NOT_FIT: 2}
 
 
@@ -88,7 +89,7 @@ def _best(
     recipe = ranked[0].found.recipe
     if recipe.ttft_ms is None and recipe.tpot_ms is None:
         return ranked[0], f"the fewest GPUs per copy that hold the model and the requests, {of}"
-    timings = [(one, timed(subject, one.found, engine, cluster)[0]) for one in starting[:MOST_TIMED]]
+    timings = [(one, timed(subject, one.found, engine, cluster)[0]) for one in _spread(starting)]
     known = [(one, time) for one, time in timings if time is not None]
     meeting = [(one, time) for one, time in known if meets_targets(time, one.found.recipe)]
     if meeting:
@@ -98,6 +99,18 @@ def _best(
         best, _ = min(known, key=lambda pair: float(pair[1].decode_step_s.value))
         return best, f"none {of} meets the targets; this one is quickest per token"
     return ranked[0], f"the fewest GPUs per copy that hold the model, {of}; speed is not known"
+
+
+def _spread(starting: list[Candidate]) -> list[Candidate]:
+    """The first few of every size, so that large engines are looked at beside small ones."""
+    by_size: dict[int, int] = {}
+    kept: list[Candidate] = []
+    for one in starting:
+        size = one.found.layout.engine_gpus
+        by_size[size] = by_size.get(size, 0) + 1
+        if by_size[size] <= TIMED_PER_SIZE:
+            kept.append(one)
+    return kept[:MOST_TIMED]
 
 
 def rank(subject: Subject, run: ServeRun, cluster: Cluster, engine: EngineSpec) -> list[Candidate]:
