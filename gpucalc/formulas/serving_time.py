@@ -296,12 +296,16 @@ def speculative_period_s(*, verify_s: Num, draft_s: Num, drafts: Num, accepted: 
     return (verify_s + drafts * draft_s) / accepted
 
 
-@formula(unit="requests/s", source="Arithmetic: the slower of two pools in a row sets the pace")
-def disaggregated_requests_per_s(
-    *, prefill_engines: Num, prefill_s: Num, decode_engines: Num, decode_requests_per_s: Num
-) -> Num:
-    """Requests per second when prompts and tokens are computed by engines of their own."""
-    return minimum(prefill_engines / prefill_s, decode_engines * decode_requests_per_s)
+@formula(unit="requests/s", source="Arithmetic: pipeline stages work on prompts in turn")
+def prompts_per_s(*, caches: Num, pp: Num, prefill_s: Num) -> Num:
+    """Prompts per second of engines that compute nothing else."""
+    return caches * pp / prefill_s
+
+
+@formula(unit="tokens/s", source="Arithmetic: the slower of two pools in a row sets the pace")
+def paced_tokens_per_s(*, decoded: Num, prompts: Num, caches: Num, osl: Num) -> Num:
+    """Tokens per second of one of `caches` engines that decode what other engines hand them."""
+    return minimum(decoded, prompts * osl / caches)
 
 
 @formula(unit="bytes", source="Arithmetic: the prompt's cache moves from one pool to the other")

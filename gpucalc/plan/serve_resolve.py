@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from gpucalc.errors import Infeasible, InputError
 from gpucalc.graph import Graph, Moe
 from gpucalc.plan.answer import Assumption
 from gpucalc.plan.rules import Degrees, broken_rules
-from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe
+from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, Traffic
 from gpucalc.plan.weight_formats import DTYPE_BYTES, KV_BYTES, weight_format
 from gpucalc.spec.engine import EngineEra, EngineSpec
 from gpucalc.spec.figure import Figure
@@ -18,6 +19,7 @@ from gpucalc.spec.model import ModelSpec
 from gpucalc.units import GIB
 
 LARGE_CARD = 70 * GIB  # from here on vLLM batches more, A100 aside
+DRAFT_COST = 0.1
 BY_LAYERS = ("llamacpp", "hf")  # several GPUs hold a run of layers each
 _KV_NAMES = {"llamacpp": "fp16"}
 
@@ -144,8 +146,35 @@ def serve_recipe(
         rope_factor=spec.rope_linear_factor or 1.0,
         ttft_ms=run.ttft_ms,
         tpot_ms=run.tpot_ms,
+        traffic=_traffic(run, layout, choose),
     )
     return recipe, era, tuple(listed)
+
+
+def _traffic(run: ServeRun, layout: ServeLayout, choose: Callable[[str, object, str], None]) -> Traffic:
+    """What shortens prompts and passes. Raises InputError where no copy is left to decode."""
+    prefill = run.prefill_replicas or 0
+    if prefill >= layout.replicas and prefill:
+        raise InputError(
+            "no copy of the engine is left to decode",
+            key="run.prefill_replicas",
+            given=prefill,
+            legal=f"below {layout.replicas}, the copies there are"
+            if layout.replicas > 1
+            else "several copies",
+        )
+    drafts = run.num_speculative_tokens or 0
+    cost = run.draft_cost
+    if drafts and cost is None:
+        cost = DRAFT_COST
+        choose("draft_cost", cost, "a draft head or a small model: about a tenth of a pass of the model")
+    return Traffic(
+        prefix_hit=run.prefix_hit_rate or 0.0,
+        drafts=drafts,
+        acceptance=run.acceptance_rate or 0.0,
+        draft_share=cost or 0.0,
+        prefill_replicas=prefill,
+    )
 
 
 def _kv_dtype(run: ServeRun) -> str:

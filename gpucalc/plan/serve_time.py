@@ -18,7 +18,7 @@ from gpucalc.formulas import serving_time as g
 from gpucalc.graph import Attention, Block, Graph, Linear, Mlp, Moe, Shard, Stack, StateMixer
 from gpucalc.line import Kind, Line, compute, total, value_of, worst_kind
 from gpucalc.plan.links import Links
-from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingTime
+from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingTime, Traffic
 from gpucalc.plan.stages import block_linears
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.engine_speed import EngineSpeed, WeightSpeed, weight_class
@@ -41,34 +41,6 @@ BALANCE = Line(
 )
 STATE_BYTES = 4  # recurrent state is kept in fp32
 LOGIT_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What requests are like beyond their lengths, and what is done about it.
-
-    prefix_hit: share of prompt tokens found in the prefix cache. drafts and acceptance: tokens proposed
-    per pass and the share of them accepted one after another; draft_share: time of one draft pass over
-    that of a pass of the model.
-    """
-
-    prefix_hit: float = 0.0
-    drafts: int = 0
-    acceptance: float = 0.0
-    draft_share: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, value, top in (
-            ("prefix_hit", self.prefix_hit, 1.0),
-            ("acceptance", self.acceptance, 1.0),
-        ):
-            if not 0 <= value <= top:
-                raise InputError("is not a share", key=name, given=value, legal="0 to 1")
-        if self.drafts < 0 or self.draft_share < 0:
-            raise InputError("is negative", key="drafts", given=self.drafts, legal="0 or more")
-
-
-PLAIN = Traffic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +431,7 @@ class Server:
     def _heads(self, part: Attention) -> float:
         return max(part.heads / self.layout.tp, 1)
 
-    def _cached(self, part: Attention, context: float) -> tuple[float, float, float]:
+    def cached(self, part: Attention, context: float) -> tuple[float, float, float]:
         """Cached tokens one query reads, bytes of one of them, tokens of index keys read beside."""
         tokens = context
         if part.kind in ("compressed", "heavily_compressed") and part.compress_ratio:
@@ -478,7 +450,7 @@ class Server:
         return tokens / share, width * self.recipe.kv_bytes, index / share
 
     def _decode_attention(self, part: Attention, load: Load) -> Line:
-        tokens, token_bytes, index = self._cached(part, load.context)
+        tokens, token_bytes, index = self.cached(part, load.context)
         moved = compute(
             "bytes", g.cache_read_bytes, requests=load.requests, context=tokens, token_bytes=token_bytes
         )
@@ -715,11 +687,12 @@ class _Steady:
     running: Line  # requests with room in the cache
     group: float  # of them in one pass: pipeline stages work on groups in turn
     groups: int
-    decode: Line  # a pass that only decodes
+    passes: tuple[tuple[Line, float], ...]  # kinds of pass, and how many of each give all a token
     period: Line  # mean time between two tokens of a request
     first: Line  # time to first token once admitted
     prompt: Line  # time to compute one prompt with the engine idle
     starved: bool
+    most: Line | None = None  # requests per second that prompts computed elsewhere allow
 
 
 @dataclass(frozen=True, slots=True)
@@ -770,6 +743,18 @@ def _steady(
     token = decode
     if traffic.drafts:
         token = _speculated(decode, traffic)
+    steady = _Steady(
+        running=running,
+        group=group,
+        groups=groups,
+        passes=((decode, 1.0),),
+        period=_renamed(token, "tpot"),
+        first=_renamed(alone, "ttft"),
+        prompt=alone,
+        starved=requests < min(offered, recipe.max_num_seqs),
+    )
+    if traffic.prefill_replicas:
+        return _disaggregated(server, steady, isl=isl, traffic=traffic)
     # A request that runs alone has no other's prompt beside it.
     followers = group * (1 - 1 / requests) if requests > 1 else 0.0
     beside = decoding if speed.mixes_prefill else Load()
@@ -782,25 +767,48 @@ def _steady(
         osl=osl,
         chunk=prompts.tokens,
     )
-    first = alone
     if speed.mixes_prefill:
         mixed = _speculated(prompts.chunk, traffic) if traffic.drafts else prompts.chunk
         period = compute("tpot", g.mixed_period_s, decode_s=token, mixed_s=mixed, chunk_passes=passes)
-        if requests > 1:
-            first = prompts.time
+        alone_share = max(1 - passes.value, 0.0)
     else:
         chunk = compute("chunk", f.shared_s, whole_s=prompts.chunk, share=1 / groups)
         period = compute("tpot", g.alternating_period_s, decode_s=token, chunk_s=chunk, chunk_passes=passes)
-    return _Steady(
-        running=running,
-        group=group,
-        groups=groups,
-        decode=decode,
+        alone_share = 1.0
+    beside_others = speed.mixes_prefill and requests > 1
+    return replace(
+        steady,
+        passes=((decode, alone_share), (prompts.chunk, float(passes.value))),
         period=replace(period, children=(token,)),
-        first=replace(first, name="ttft"),
-        prompt=alone,
-        starved=requests < min(offered, recipe.max_num_seqs),
+        first=_renamed(prompts.time if beside_others else alone, "ttft"),
     )
+
+
+def _disaggregated(server: Server, steady: _Steady, *, isl: int, traffic: Traffic) -> _Steady:
+    """The steady state of a copy that only decodes: prompts come with their cache from other copies."""
+    layout = server.layout
+    token_bytes = sum(
+        server.stack.count(index) * server.cached(block.mixer, 1.0)[1]
+        for index, block in enumerate(server.stack.blocks)
+        if isinstance(block.mixer, Attention)
+    )
+    moved = compute("message", g.cache_transfer_bytes, isl=isl, token_bytes=token_bytes)
+    send = server.links.send("cache_transfer", moved, world=layout.gpus)
+    return replace(
+        steady,
+        first=total("ttft", (steady.prompt, send, steady.period), unit="s", kind=Kind.MODELLED),
+        most=compute(
+            "prompts_per_s",
+            g.prompts_per_s,
+            caches=traffic.prefill_replicas * layout.dp,
+            pp=layout.pp,
+            prefill_s=steady.prompt,
+        ),
+    )
+
+
+def _renamed(line: Line, name: str) -> Line:
+    return replace(line, name=name)
 
 
 def _speculated(verify: Line, traffic: Traffic) -> Line:
@@ -828,7 +836,7 @@ def serving_time(
     isl: int | None = None,
     osl: int | None = None,
     kv_tokens: Any,
-    traffic: Traffic = PLAIN,
+    traffic: Traffic | None = None,
 ) -> ServingTime:
     """What requests of one kind see when `concurrency` of them are in flight over the whole deployment.
 
@@ -836,7 +844,7 @@ def serving_time(
     Raises InputError where one request does not fit the cache or a rate is not known.
     """
     server = Server(graph, layout, recipe, engine, cluster)
-    return _served(server, concurrency, isl, osl, kv_tokens, traffic)
+    return _served(server, concurrency, isl, osl, kv_tokens, traffic or recipe.traffic)
 
 
 def _served(
@@ -851,15 +859,21 @@ def _served(
     isl = recipe.isl if isl is None else isl
     osl = recipe.osl if osl is None else osl
     load = recipe.concurrency if concurrency is None else concurrency
-    caches = layout.caches
+    caches = layout.dp * (layout.replicas - traffic.prefill_replicas)
     # Fewer requests than caches leave some caches idle.
     busy = min(float(load), float(caches))
     steady = _steady(server, offered=load / busy, isl=isl, osl=osl, kv_tokens=kv_tokens, traffic=traffic)
     request = compute("request", g.request_s, first_token_s=steady.first, period_s=steady.period, osl=osl)
-    each = compute("each", g.output_tokens_per_s, requests=steady.running, osl=osl, request_s=request)
+    notes = []
+    if steady.most is None:
+        each = compute("each", g.output_tokens_per_s, requests=steady.running, osl=osl, request_s=request)
+    else:
+        own = compute("decoded", g.decoded_tokens_per_s, requests=steady.running, period_s=steady.period)
+        each = compute("each", g.paced_tokens_per_s, decoded=own, prompts=steady.most, caches=busy, osl=osl)
+        if each.value < own.value:
+            notes.append("the copies that compute prompts set the pace; those that decode wait for them")
     output = compute("output_tokens_per_s", g.repeated_rate_tokens_per_s, each_tokens_per_s=each, times=busy)
     queue = compute("queue", g.queue_s, offered=load / busy, running=steady.running, request_s=request)
-    notes = []
     if steady.starved:
         notes.append(
             f"the cache keeps {steady.running.value:,.0f} of {load / busy:,.0f} requests running;"
@@ -876,7 +890,7 @@ def _served(
             "tokens_per_s_per_user", g.tokens_per_s_per_user, period_s=steady.period
         ),
         concurrency=int(steady.running.value * busy),
-        binds="cache" if steady.starved else pass_binding(steady.decode),
+        binds="cache" if steady.starved else binding(steady.passes),
         notes=tuple(notes),
         request_s=request,
         requests_per_s=compute("requests_per_s", g.requests_per_s, tokens_per_s=output, osl=osl),
@@ -887,21 +901,22 @@ def _served(
     )
 
 
-def pass_binding(line: Line) -> str:
-    """What takes most of a pass: compute, memory bandwidth, link or latency."""
+def binding(passes: Iterable[tuple[Line, float]]) -> str:
+    """What takes most of the passes: compute, memory bandwidth, link or latency."""
     sums = {"compute": 0.0, "memory bandwidth": 0.0, "link": 0.0, "latency": 0.0}
-    for part in line.children:
-        if part.name in ("gaps", "launch", "between_passes"):
-            sums["latency"] += part.value
-        elif part.name in ("tensor_parallel", "expert_parallel", "pipeline"):
-            sums["link"] += part.value
-        elif part.name == "products":
-            for product in part.children:
-                inner = product.inputs.get("each_s", product)
-                multiply, read = inner.inputs["multiply_s"].value, inner.inputs["read_s"].value
-                sums["compute" if multiply > read else "memory bandwidth"] += product.value
-        else:
-            sums["memory bandwidth"] += part.value
+    for line, times in passes:
+        for part in line.children:
+            if part.name in ("gaps", "launch", "between_passes"):
+                sums["latency"] += times * part.value
+            elif part.name in ("tensor_parallel", "expert_parallel", "pipeline"):
+                sums["link"] += times * part.value
+            elif part.name == "products":
+                for product in part.children:
+                    inner = product.inputs.get("each_s", product)
+                    computes = inner.inputs["multiply_s"].value > inner.inputs["read_s"].value
+                    sums["compute" if computes else "memory bandwidth"] += times * product.value
+            else:
+                sums["memory bandwidth"] += times * part.value
     return max(sums, key=sums.__getitem__)
 
 
@@ -921,13 +936,13 @@ def pareto(
     isl: int | None = None,
     osl: int | None = None,
     loads: Iterable[int] = LOADS,
-    traffic: Traffic = PLAIN,
+    traffic: Traffic | None = None,
 ) -> tuple[ServingTime, ...]:
     """Rates over loads, until more requests no longer run: throughput per GPU against speed per user."""
     server = Server(graph, layout, recipe, engine, cluster)
     points: list[ServingTime] = []
     for load in loads:
-        point = _served(server, load * layout.caches, isl, osl, kv_tokens, traffic)
+        point = _served(server, load * layout.caches, isl, osl, kv_tokens, traffic or recipe.traffic)
         points.append(point)
         if point.binds == "cache" or load >= recipe.max_num_seqs:
             break
@@ -946,7 +961,7 @@ def at_targets(
     osl: int | None = None,
     ttft_ms: float | None = None,
     tpot_ms: float | None = None,
-    traffic: Traffic = PLAIN,
+    traffic: Traffic | None = None,
 ) -> ServingTime | None:
     """The largest load whose mean time to first token and per token meet the targets, None for no load.
 
@@ -955,7 +970,7 @@ def at_targets(
     server = Server(graph, layout, recipe, engine, cluster)
 
     def meets(load: int) -> ServingTime | None:
-        point = _served(server, load * layout.caches, isl, osl, kv_tokens, traffic)
+        point = _served(server, load * layout.caches, isl, osl, kv_tokens, traffic or recipe.traffic)
         assert point.queue_s is not None
         first = point.prefill_s.value + point.queue_s.value
         if ttft_ms is not None and first * 1e3 > ttft_ms:
@@ -979,41 +994,3 @@ def at_targets(
         else:
             best, low = point, middle
     return best
-
-
-def disaggregated(
-    prefill: Server, decode: Server, *, isl: int, osl: int, kv_tokens: Any, concurrency: float
-) -> tuple[Line, Line, Line]:
-    """Requests per second, time to first token and time per token of two pools in a row.
-
-    One deployment computes prompts, the other generates; the cache crosses the network in between.
-    """
-    prompt = _prompts(prefill, float(isl), 0.0, Load()).time
-    alone = Load(requests=concurrency / decode.layout.caches, context=isl + osl / 2)
-    held = compute("held", g.held_tokens, isl=isl, osl=osl, reserves=decode.speed.reserves)
-    cache = compute("cache", g.cache_requests, kv_tokens=kv_tokens, held=held)
-    running = compute(
-        "running",
-        g.running_requests,
-        offered=alone.requests,
-        cache=cache,
-        limit=decode.recipe.max_num_seqs,
-    )
-    token = decode.forward_pass(replace(alone, requests=running.value / decode.layout.pp), "tpot")
-    each = compute("each", g.decoded_tokens_per_s, requests=running, period_s=token)
-    rate = compute(
-        "requests_per_s",
-        g.disaggregated_requests_per_s,
-        prefill_engines=prefill.layout.caches * prefill.layout.pp,
-        prefill_s=prompt,
-        decode_engines=decode.layout.caches,
-        decode_requests_per_s=compute("decode", g.requests_per_s, tokens_per_s=each, osl=osl),
-    )
-    token_bytes = sum(
-        decode.stack.count(index) * decode._cached(block.mixer, 1.0)[1]
-        for index, block in enumerate(decode.stack.blocks)
-        if isinstance(block.mixer, Attention)
-    )
-    moved = compute("message", g.cache_transfer_bytes, isl=isl, token_bytes=token_bytes)
-    send = decode.links.send("cache_transfer", moved, world=prefill.layout.gpus + decode.layout.gpus)
-    return rate, total("ttft", (prompt, send, token), unit="s"), token

@@ -76,6 +76,26 @@ class WeightFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """What requests are like beyond their lengths, and what is done about it.
+
+    prefix_hit: share of prompt tokens found in the prefix cache. drafts: tokens proposed per pass of the
+    model; acceptance: probability that one is accepted, those before it being so; draft_share: time of one
+    draft pass over that of a pass of the model. prefill_replicas: copies of the engine that only compute
+    prompts, the others decode; 0: every copy does both.
+    """
+
+    prefix_hit: float = 0.0
+    drafts: int = 0
+    acceptance: float = 0.0
+    draft_share: float = 0.0
+    prefill_replicas: int = 0
+
+
+PLAIN = Traffic()
+
+
+@dataclass(frozen=True, slots=True)
 class ServeRecipe:
     """What an engine is told and what it chose where nobody told it."""
 
@@ -100,6 +120,7 @@ class ServeRecipe:
     rope_factor: float = 1.0  # tables of full layers are this much longer (linear scaling)
     ttft_ms: float | None = None  # targets
     tpot_ms: float | None = None
+    traffic: Traffic = PLAIN
 
     @property
     def context(self) -> int:

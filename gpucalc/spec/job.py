@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from gpucalc.errors import InputError, nearest
 from gpucalc.spec.base import Spec, refuse
@@ -97,6 +97,7 @@ OPTIMIZERS = (
 )  # fmt: skip
 RECOMPUTE = ("none", "selective", "selective-op", "selective-layer", "full")
 METHODS = ("full", "lora", "qlora")
+LOSS_DTYPES = ("fp32", "16-bit")
 LOADED_AS = ("fp32", "16-bit")
 HOST_LOAD = ("every-rank", "one-rank", "none")
 FREEZABLE = ("vision_tower", "embedding", "head")
@@ -209,6 +210,9 @@ _SERVE_KEYS: dict[str, tuple[str, ...]] = {
     "dp": ("vllm", "sglang", "trtllm"),
     "decode_context_parallel": ("vllm",),
     "block_size": ("vllm", "trtllm"),
+    "prefix_hit_rate": ("vllm", "sglang", "trtllm"),
+    "num_speculative_tokens": ("vllm", "sglang", "trtllm"),
+    "prefill_replicas": ("vllm", "sglang", "trtllm"),
 }
 _IDLE: tuple[Any, ...] = (None, 1, 0, False, "none", "even")
 
@@ -281,6 +285,10 @@ class TrainRun(Spec):
     )
     flash_attention: Flag | None = Field(
         default=None, description="true: attention flash, false: attention eager"
+    )
+    loss_dtype: Annotated[Literal["fp32", "16-bit"], _named(LOSS_DTYPES)] = Field(
+        default="fp32",
+        description="type an unfused loss is taken in: 16-bit where neither autocast nor the model upcasts logits",
     )
     fused_loss: Flag | None = Field(
         default=None, description="the loss never holds fp32 logits (Liger, chunked, compiled)"
@@ -459,12 +467,39 @@ class ServeRun(Spec):
     tpot_ms: Annotated[float, _real(0, 1e9, "milliseconds above 0")] | None = Field(
         default=None, description="target: time per output token"
     )
+    prefix_hit_rate: Annotated[float, _real(0, 1, "a share above 0, at most 1")] | None = Field(
+        default=None, description="share of prompt tokens found in the prefix cache"
+    )
+    num_speculative_tokens: Annotated[int, _whole(64)] | None = Field(
+        default=None, description="tokens drafted per pass of the model"
+    )
+    acceptance_rate: Annotated[float, _real(0, 1, "a share above 0, at most 1")] | None = Field(
+        default=None, description="probability that a drafted token is accepted, those before it being so"
+    )
+    draft_cost: Annotated[float, _real(0, 1, "a share above 0, at most 1")] | None = Field(
+        default=None, description="time of one draft pass over that of a pass of the model"
+    )
+    prefill_replicas: Annotated[int, _whole(10**6)] | None = Field(
+        default=None, description="copies of the engine that only compute prompts; the others only decode"
+    )
 
     @field_validator("*", mode="after")
     @classmethod
     def _agrees(cls, value: Any, info: ValidationInfo) -> Any:
         _belongs(info.field_name or "", value, info.data.get("framework"), _SERVE_KEYS)
         return value
+
+    @model_validator(mode="after")
+    def _speculation(self) -> ServeRun:
+        given = [self.num_speculative_tokens, self.acceptance_rate]
+        if any(item is not None for item in given) and None in given:
+            raise refuse(
+                "num_speculative_tokens and acceptance_rate say together what speculation brings",
+                legal="both, or neither",
+            )
+        if self.draft_cost is not None and self.num_speculative_tokens is None:
+            raise refuse("draft_cost says nothing without num_speculative_tokens", legal="both, or neither")
+        return self
 
     @classmethod
     def explain_unknown(cls, key: str) -> str | None:
