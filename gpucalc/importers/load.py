@@ -96,13 +96,12 @@ def _text(text: str, where: str, format: str | None) -> ImportedJob:
 
 
 def _job(job: ImportedJob) -> Loaded:
-    data = {"gpus": f"{job.ranks}xGPU-NAME"} if job.ranks else {}
     asked = job.asked
     if "model" not in job.data:
         asked = ("the file names no model; settle it with --model NAME", *asked)
-    asked = (*asked, "the file names no GPUs; settle it with --gpus")
-    body = {key: job.data[key] for key in ("model", *data, "run") if key in job.data}
-    return Loaded("job", job.format, job.where, body, job.understood, job.assumed, asked, job.ignored)
+    count = f" {job.ranks}xNAME: it starts {job.ranks} processes" if job.ranks else ""
+    asked = (*asked, f"the file names no GPUs; settle it with --gpus{count}")
+    return Loaded("job", job.format, job.where, job.data, job.understood, job.assumed, asked, job.ignored)
 
 
 def _model(config: Path, text_only: bool, held: Path | None) -> Loaded:

@@ -131,6 +131,8 @@ class Words:
             return True
         if word in _FALSE:
             return False
+        if word == AUTO:  # settled by whoever the file belongs to
+            return None
         raise self.wrong(names, "is neither true nor false", value)
 
     def text(self, *names: str, sets: str | None = None) -> str | None:

@@ -1,0 +1,592 @@
+"""Other programs' files: what each says comes through, what is open is asked for, the rest is listed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpucalc.catalog import Catalog
+from gpucalc.errors import InputError, UnknownName
+from gpucalc.importers.formats import FORMATS, read_data, read_line, read_toml
+from gpucalc.importers.load import load
+from gpucalc.importers.shell import commands, parse_flags
+from gpucalc.importers.words import ImportedJob
+from gpucalc.jobs import resolve, resolve_data
+from gpucalc.line import Line
+from gpucalc.plan.answer import Plan
+from gpucalc.planner import plan_job
+
+CATALOG = Catalog([Path(__file__).parents[1] / "catalogs"])
+MODEL = "llama-3.2-1b"
+
+# -- jobs of ours in the words of each format ------------------------------------------------------
+# Only what the format can say is varied; what a trainer's file does not say is set on both sides.
+
+
+def to_deepspeed(run: Mapping[str, Any]) -> str:
+    zero: dict[str, Any] = {"stage": run["zero_stage"]}
+    if run["offload"].startswith(("optimizer", "params")):
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if run["offload"].startswith("params"):
+        zero["offload_param"] = {"device": "cpu"}
+    body = {
+        "train_micro_batch_size_per_gpu": run["micro_batch"],
+        "gradient_accumulation_steps": run["grad_accum"],
+        "zero_optimization": zero,
+        "optimizer": {"type": {"adamw": "AdamW", "lion": "Lion"}[run["optimizer"]], "params": {"lr": 1e-4}},
+        "gradient_clipping": 1.0,
+    }
+    if run["precision"] != "fp32":
+        body[run["precision"]] = {"enabled": True}
+    return json.dumps(body)
+
+
+def to_accelerate(run: Mapping[str, Any]) -> str:
+    strategy = {0: "NO_SHARD", 2: "SHARD_GRAD_OP", 3: "FULL_SHARD"}[run["zero_stage"]]
+    return yaml.safe_dump(
+        {
+            "compute_environment": "LOCAL_MACHINE",
+            "distributed_type": "FSDP",
+            "mixed_precision": {"fp32": "no"}.get(run["precision"], run["precision"]),
+            "num_processes": 4,
+            "gradient_accumulation_steps": run["grad_accum"],
+            "fsdp_config": {
+                "fsdp_sharding_strategy": strategy,
+                "fsdp_activation_checkpointing": run["recompute"] == "full",
+                "fsdp_offload_params": run["offload"] != "none",
+                "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            },
+        }
+    )
+
+
+def to_transformers(run: Mapping[str, Any]) -> str:
+    sharding = {"fsdp": '--fsdp "full_shard auto_wrap"', "hf": ""}[run["framework"]]
+    return (
+        f"torchrun --nproc_per_node 4 train.py --model_name_or_path {MODEL} --output_dir out {sharding}"
+        f" --per_device_train_batch_size {run['micro_batch']}"
+        f" --gradient_accumulation_steps={run['grad_accum']}"
+        f" --{run['precision']} True --gradient_checkpointing {run['recompute'] == 'full'}"
+        f" --optim {run['optimizer'].replace('-', '_')} --max_seq_length {run['seq_len']}"
+    )
+
+
+def to_llamafactory(run: Mapping[str, Any]) -> str:
+    body = {
+        "model_name_or_path": MODEL,
+        "stage": "sft",
+        "finetuning_type": "lora",
+        "lora_rank": run["lora"]["rank"],
+        "lora_target": "all",
+        "cutoff_len": run["seq_len"],
+        "per_device_train_batch_size": run["micro_batch"],
+        "gradient_accumulation_steps": run["grad_accum"],
+        "bf16": True,
+        "disable_gradient_checkpointing": run["recompute"] == "none",
+        "flash_attn": {"flash": "fa2", "sdpa": "sdpa"}[run["attention"]],
+    }
+    if run["method"] == "qlora":
+        body["quantization_bit"] = 4
+    return yaml.safe_dump(body)
+
+
+def to_axolotl(run: Mapping[str, Any]) -> str:
+    body = {
+        "base_model": MODEL,
+        "model_type": "LlamaForCausalLM",
+        "adapter": run["method"],
+        "load_in_4bit": run["method"] == "qlora",
+        "lora_r": run["lora"]["rank"],
+        "lora_target_linear": True,
+        "sequence_len": run["seq_len"],
+        "micro_batch_size": run["micro_batch"],
+        "gradient_accumulation_steps": run["grad_accum"],
+        "optimizer": {"adamw": "adamw_torch", "adamw-8bit": "adamw_bnb_8bit"}[run["optimizer"]],
+        "bf16": True,
+        "gradient_checkpointing": run["recompute"] == "full",
+        "flash_attention": run["attention"] == "flash",
+    }
+    return yaml.safe_dump(body)
+
+
+def to_torchtune(run: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(
+        {
+            "model": {"_component_": "torchtune.models.llama3_2.llama3_2_1b"},
+            "tokenizer": {"_component_": "x", "path": "/tmp/t", "max_seq_len": run["seq_len"]},
+            "batch_size": run["micro_batch"],
+            "gradient_accumulation_steps": run["grad_accum"],
+            "dtype": "bf16",
+            "optimizer": {"_component_": "torch.optim.AdamW", "fused": True, "lr": 2e-5},
+            "enable_activation_checkpointing": run["recompute"] == "full",
+            "compile": run["compile"],
+            "fsdp_reshard_after_forward": run["zero_stage"] == 3,
+            "loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"},
+        }
+    )
+
+
+def to_torchtitan(run: Mapping[str, Any]) -> str:
+    mode = {"full": "full", "none": "none"}.get(run["recompute"], "selective")
+    option = {"selective-op": "op"}.get(run["recompute"], "2")
+    return (
+        f'[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = {run["micro_batch"]}\n'
+        f"seq_len = {run['seq_len']}\n[parallelism]\ntensor_parallel_degree = {run['tp']}\n"
+        f"data_parallel_shard_degree = -1\n[compile]\nenable = {str(run['compile']).lower()}\n"
+        f'[activation_checkpoint]\nmode = "{mode}"\nselective_ac_option = "{option}"\n'
+        '[optimizer]\nname = "AdamW"\n'
+    )
+
+
+MEGATRON_MODEL = {"name": "megatron-model", "family": "gpt2", "layers": 8, "hidden": 1024, "heads": 16,
+                  "kv_heads": 4, "head_dim": 64, "ffn": 2816, "vocab": 32000, "norm": "rmsnorm",
+                  "activation": "silu", "gated_mlp": True, "qkv_bias": False, "o_bias": False,
+                  "mlp_bias": False,
+                  "position_kind": "rope", "tied_embeddings": False}  # fmt: skip
+
+
+def to_megatron(run: Mapping[str, Any]) -> str:
+    line = (
+        "MODEL=(\n --num-layers 8 --hidden-size 1024 --num-attention-heads 16  # small\n"
+        " --group-query-attention --num-query-groups 4 --ffn-hidden-size 2816 --vocab-size 32000\n"
+        " --swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope\n"
+        " --untie-embeddings-and-output-weights\n)\n"
+        f"TP={run['tp']}\n"
+        "torchrun --nproc_per_node 4 pretrain_gpt.py ${MODEL[@]} --tensor-model-parallel-size ${TP} \\\n"
+        f"  --pipeline-model-parallel-size {run['pp']} --micro-batch-size {run['micro_batch']} \\\n"
+        f"  --global-batch-size {run['global_batch']} --seq-length {run['seq_len']} --bf16 --use-flash-attn"
+    )
+    line += " --sequence-parallel" if run["sequence_parallel"] else ""
+    line += " --use-distributed-optimizer" if run["zero_stage"] else ""
+    line += "" if run["recompute"] == "none" else f" --recompute-granularity {run['recompute']}"
+    return line
+
+
+def to_vllm(run: Mapping[str, Any]) -> str:
+    return (
+        f"vllm serve {MODEL} -tp {run['tp']} --max-model-len {run['max_model_len']}"
+        f" --max-num-seqs={run['max_num_seqs']} --gpu_memory_utilization {run['gpu_memory_utilization']}"
+        f" --kv-cache-dtype {run['kv_dtype']}" + (" --enforce-eager" if run["enforce_eager"] else "")
+    )
+
+
+def to_vllm_yaml(run: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(
+        {
+            "model": MODEL,
+            "tensor-parallel-size": run["tp"],
+            "max-model-len": run["max_model_len"],
+            "max_num_seqs": run["max_num_seqs"],
+            "gpu-memory-utilization": run["gpu_memory_utilization"],
+            "kv-cache-dtype": run["kv_dtype"],
+            "enforce-eager": run["enforce_eager"],
+        }
+    )
+
+
+def to_sglang(run: Mapping[str, Any]) -> str:
+    return (
+        f"python3 -m sglang.launch_server --model-path {MODEL} --tp {run['tp']} --context-length"
+        f" {run['max_model_len']} --max-running-requests {run['max_num_seqs']} --mem-fraction-static"
+        f" {run['mem_fraction_static']}" + (" --disable-cuda-graph" if run["enforce_eager"] else "")
+    )
+
+
+def to_llama_server(run: Mapping[str, Any]) -> str:
+    return (
+        f"./llama-server -m {MODEL}.yaml -c {run['max_model_len'] * run['max_num_seqs']} -np"
+        f" {run['max_num_seqs']} -ctk {run['kv_dtype']} -ctv {run['kv_dtype']} -ngl 99 -fa on"
+    )
+
+
+small = st.integers(1, 4)
+recompute = st.sampled_from(("none", "full"))
+lora = st.fixed_dictionaries({"rank": st.sampled_from((8, 16, 64)), "targets": st.just("all-linear")})
+length = st.sampled_from((512, 2048))
+SERVED = {
+    "task": st.just("serve"),
+    "tp": st.sampled_from((1, 2)),
+    "max_model_len": st.sampled_from((2048, 8192)),
+    "max_num_seqs": st.sampled_from((4, 32)),
+}
+
+
+def runs(**keys: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {
+            key: value if isinstance(value, st.SearchStrategy) else st.just(value)
+            for key, value in keys.items()
+        }
+    )
+
+
+Case = tuple[str, Callable[[Mapping[str, Any]], str], st.SearchStrategy[dict[str, Any]], dict[str, Any]]
+# File name, exporter, the runs it can say, and keys set on both sides because it cannot.
+CASES: dict[str, Case] = {
+    "deepspeed": (
+        "ds_config.json",
+        to_deepspeed,
+        runs(
+            framework="deepspeed",
+            precision=st.sampled_from(("bf16", "fp16", "fp32")),
+            optimizer=st.sampled_from(("adamw", "lion")),
+            micro_batch=small,
+            grad_accum=small,
+        ).flatmap(
+            lambda run: st.sampled_from(
+                (
+                    (0, "none"),
+                    (1, "optimizer-cpu"),
+                    (2, "optimizer+gradients-cpu"),
+                    (3, "params+optimizer-cpu"),
+                    (3, "none"),
+                )
+            ).map(lambda pair: {**run, "zero_stage": pair[0], "offload": pair[1]})
+        ),
+        {"seq_len": 1024},
+    ),
+    "accelerate": (
+        "accelerate.yaml",
+        to_accelerate,
+        runs(framework="fsdp", precision=st.sampled_from(("bf16", "fp16", "fp32")), grad_accum=small,
+             zero_stage=st.sampled_from((0, 2, 3)), recompute=recompute,
+             offload=st.sampled_from(("none", "params+optimizer-cpu"))),
+        {"seq_len": 1024, "micro_batch": 2},
+    ),
+    "transformers": (
+        "train.sh",
+        to_transformers,
+        runs(framework=st.sampled_from(("fsdp", "hf")), precision=st.sampled_from(("bf16", "fp16")),
+             micro_batch=small, grad_accum=small, seq_len=length, recompute=recompute,
+             optimizer=st.sampled_from(("adafactor", "paged-adamw-8bit"))),
+        {},
+    ),
+    "llama-factory": (
+        "lora.yaml",
+        to_llamafactory,
+        runs(framework="hf", precision="bf16", method=st.sampled_from(("lora", "qlora")), lora=lora,
+             micro_batch=small, grad_accum=small, seq_len=length, recompute=recompute,
+             attention=st.sampled_from(("flash", "sdpa"))),
+        {},
+    ),
+    "axolotl": (
+        "axolotl.yml",
+        to_axolotl,
+        runs(framework="hf", precision="bf16", method=st.sampled_from(("lora", "qlora")), lora=lora,
+             micro_batch=small, grad_accum=small, seq_len=length, recompute=recompute,
+             optimizer=st.sampled_from(("adamw", "adamw-8bit")), attention=st.sampled_from(("flash",
+             "sdpa"))),
+        {},
+    ),
+    "torchtune": (
+        "tune.yaml",
+        to_torchtune,
+        runs(framework="fsdp", precision="bf16-pure", optimizer="adamw-fused", fused_loss=True,
+        micro_batch=small,
+             grad_accum=small, seq_len=length, recompute=recompute, compile=st.booleans(),
+             zero_stage=st.sampled_from((2, 3))),
+        {},
+    ),
+    "torchtitan": (
+        "titan.toml",
+        to_torchtitan,
+        runs(framework="torchtitan", precision="bf16", optimizer="adamw-fused", micro_batch=small,
+        seq_len=length,
+             tp=st.sampled_from((1, 2)), compile=st.booleans(), zero_stage=3,
+             recompute=st.sampled_from(("none", "full", "selective-op", "selective-layer"))),
+        {"model": "llama-3-8b"},
+    ),
+    "megatron": (
+        "pretrain.sh",
+        to_megatron,
+        runs(framework="megatron", precision="bf16", optimizer="adam", attention="flash", fused_loss=False,
+             micro_batch=st.sampled_from((1, 2)), global_batch=16, seq_len=length, tp=2,
+             pp=st.sampled_from((1, 2)), sequence_parallel=st.booleans(), zero_stage=st.sampled_from((0, 1)),
+             recompute=st.sampled_from(("none", "selective", "full"))),
+        {"model": MEGATRON_MODEL},
+    ),
+    "vllm": (
+        "serve.sh",
+        to_vllm,
+        runs(framework="vllm", gpu_memory_utilization=st.sampled_from((0.8, 0.95)),
+             kv_dtype=st.sampled_from(("auto", "fp8")), enforce_eager=st.booleans(), **SERVED),
+        {},
+    ),
+    "vllm-yaml": (
+        "vllm.yaml",
+        to_vllm_yaml,
+        runs(framework="vllm", gpu_memory_utilization=st.sampled_from((0.8, 0.95)),
+             kv_dtype=st.sampled_from(("auto", "fp8")), enforce_eager=st.booleans(), **SERVED),
+        {},
+    ),
+    "sglang": (
+        "sglang.sh",
+        to_sglang,
+        runs(framework="sglang", mem_fraction_static=st.sampled_from((0.7, 0.85)),
+        enforce_eager=st.booleans(),
+             **SERVED),
+        {},
+    ),
+    "llama-server": (
+        "llama.sh",
+        to_llama_server,
+        runs(framework="llamacpp", kv_dtype=st.sampled_from(("fp16", "q8_0")),
+             **{key: value for key, value in SERVED.items() if key != "tp"}),
+        {},
+    ),
+}  # fmt: skip
+
+
+def figures(plan: Plan) -> tuple[Any, ...]:
+    """The headline numbers of a plan, and its verdict."""
+    lines = (plan.memory, plan.time, plan.throughput)
+    return (plan.verdict.level, *(line.value for line in lines if isinstance(line, Line)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_job_planned_from_its_export_is_planned_the_same(name: str, tmp_path: Path) -> None:
+    file, export, strategy, both = CASES[name]
+    model = both.get("model", MODEL)
+    sets = {key: value for key, value in both.items() if key != "model"}
+
+    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @given(strategy)
+    def check(run: dict[str, Any]) -> None:
+        (tmp_path / file).write_text(export(run))
+        ours = {"model": model, "gpus": "4xA100-SXM-80GB", "run": {"task": "train", **run, **sets}}
+        wanted = resolve_data(ours, CATALOG, where="ours")
+        named = isinstance(model, str) and name in ("deepspeed", "accelerate", "llama-server")
+        found = resolve(
+            tmp_path / file, CATALOG, gpus="4xA100-SXM-80GB", model=MODEL if named else None,
+            sets=[f"run.{key}={value}" for key, value in sets.items()],
+        )  # fmt: skip
+        assert found.model == wanted.model or name == "megatron"
+        stated = {**run, **sets}
+        got = found.run.model_dump(mode="json")
+        for key, value in stated.items():
+            assert got[key] == value or (key == "lora" and got[key].items() >= value.items()), key
+        first, second = (plan_job(job, CATALOG, advice=False) for job in (wanted, found))
+        assert figures(first) == figures(second)
+
+    check()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_format_is_known_by_its_content_and_printed_as_ours(name: str, tmp_path: Path) -> None:
+    file, export, strategy, _ = CASES[name]
+    run = _first(strategy)
+    (tmp_path / file).write_text(export(run))
+    loaded = load(str(tmp_path / file))
+    assert (loaded.kind, loaded.format) == ("job", name.removesuffix("-yaml"))
+    printed = tmp_path / "job.yaml"
+    printed.write_text(loaded.yaml())
+    model = None if "model" in loaded.data and name != "llama-server" else MODEL
+    again = resolve(printed, CATALOG, gpus="4xA100-SXM-80GB", model=model)
+    direct = resolve(tmp_path / file, CATALOG, gpus="4xA100-SXM-80GB", model=model)
+    length = ("max_model_len",) if direct.run.task == "serve" else ()
+    assert again.run.model_dump(exclude=set(length)) == direct.run.model_dump(exclude=set(length))
+
+
+def _first(strategy: st.SearchStrategy[dict[str, Any]]) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+
+    @settings(max_examples=1, derandomize=True, database=None)
+    @given(strategy)
+    def take(run: dict[str, Any]) -> None:
+        found.append(run)
+
+    take()
+    return found[0]
+
+
+# -- "auto", unknown flags, missing and contradictory keys -----------------------------------------
+
+
+def deepspeed(**keys: Any) -> ImportedJob:
+    return read_data({"zero_optimization": {"stage": 2}, **keys}, "ds.json")
+
+
+def test_auto_stays_open_and_is_asked_for(tmp_path: Path) -> None:
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    job = deepspeed(**dict.fromkeys(keys, "auto"), bf16={"enabled": "auto"})
+    assert job.data["run"] == {"task": "train", "framework": "deepspeed", "zero_stage": 2, "offload": "none"}
+    assert [text.split(" ")[0] for text in job.asked] == [*keys, "bf16.enabled"]
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, keys[1]: "auto"}))
+    found = resolve(tmp_path / "ds.json", CATALOG, gpus="8xA100", model=MODEL)
+    assert any("run.micro_batch" in note for note in found.notes)
+    said = resolve(tmp_path / "ds.json", CATALOG, gpus="8xA100", model=MODEL, sets=["run.micro_batch=2"])
+    assert not any("run.micro_batch" in note for note in said.notes)
+
+
+def test_unknown_flags_are_listed_as_ignored() -> None:
+    assert deepspeed(warp=9, zero_hpz=1).ignored == ("warp", "zero_hpz")
+    job = read_line("vllm serve m --warp-drive --tp-mode 3", "line")
+    assert set(job.ignored) == {"warp_drive", "tp_mode"}
+
+
+def test_a_file_without_model_or_gpus_says_what_to_add(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    with pytest.raises(InputError, match=r"ds\.json: model: is missing; legal: --model"):
+        resolve(tmp_path / "ds.json", CATALOG, gpus="8xA100")
+    (tmp_path / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: '8'\n")
+    with pytest.raises(InputError, match="--gpus 8xNAME"):
+        resolve(tmp_path / "acc.yaml", CATALOG, model=MODEL)
+    with pytest.raises(InputError, match="JOB is a model already"):
+        resolve(MODEL, CATALOG, gpus="8xA100", model=MODEL)
+
+
+def test_a_count_of_gpus_that_differs_is_said(tmp_path: Path) -> None:
+    (tmp_path / "acc.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n")
+    job = resolve(tmp_path / "acc.yaml", CATALOG, gpus="4xA100", model=MODEL)
+    assert any("starts 8 processes; planned for 4 GPUs" in note for note in job.notes)
+
+
+@pytest.mark.parametrize("word", ["no", "'no'", "false", "'off'"])
+def test_no_is_a_word_and_not_a_boolean(word: str, tmp_path: Path) -> None:
+    """accelerate's `mixed_precision: no` became false and crashed there."""
+    (tmp_path / "a.yaml").write_text(
+        f"distributed_type: FSDP\nmixed_precision: {word}\nfsdp_config:\n  fsdp_offload_params: no\n"
+        "  fsdp_activation_checkpointing: on\n"
+    )
+    if word in ("'off'",):
+        with pytest.raises(InputError, match="mixed_precision"):
+            load(str(tmp_path / "a.yaml"))
+        return
+    run = load(str(tmp_path / "a.yaml")).data["run"]
+    assert (run["precision"], run.get("offload", "none"), run["recompute"]) == ("fp32", "none", "full")
+
+
+def test_hybrid_sharding_asks_for_the_size_of_a_copy() -> None:
+    group = {"fsdp_sharding_strategy": "HYBRID_SHARD"}
+    job = read_data({"distributed_type": "FSDP", "fsdp_config": group}, "a.yaml")
+    assert "run.dp_shard" in job.asked[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ({"distributed_type": "TPU"}, "has no plan"),
+        ({"distributed_type": "FSDP"}, "fsdp_config: missing"),
+        ({"zero_optimization": {"stage": "two"}}, "whole number"),
+        ({"zero_optimization": {}, "train_batch_size": 1.5}, "whole number"),
+        ({"zero_optimization": {}, "fp16": {"enabled": True}, "bf16": {"enabled": True}}, "both on"),
+        ({"zero_optimization": {}, "optimizer": {"type": "Quantum"}}, "not known"),
+        ({"zero_optimization": {}, "bf16": {"enabled": "maybe"}}, "neither true nor false"),
+        ({"finetuning_type": "freeze"}, "has no plan"),
+        ({"base_model": "m", "sequence_len": 8, "adapter": "galore"}, "has no plan"),
+        ({"base_model": "m", "sequence_len": 8, "sequence_parallel_degree": 4}, "no plan"),
+        ({"what": 1}, "no format"),
+    ],
+)
+def test_what_cannot_be_understood_is_refused_with_its_key(data: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        read_data(data, "file")
+
+
+def test_unknown_formats_get_near_names() -> None:
+    with pytest.raises(UnknownName, match="deepspeed"):
+        read_data({}, "f", "deepsped")
+    assert {"deepspeed", "accelerate", "transformers", "megatron", "torchtitan"} <= set(FORMATS)
+
+
+def test_a_named_deepspeed_file_is_read_beside_the_arguments(tmp_path: Path) -> None:
+    (tmp_path / "z3.json").write_text(
+        json.dumps({"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}})
+    )
+    arguments = {"per_device_train_batch_size": 2, "bf16": True, "deepspeed": "configs/z3.json"}
+    (tmp_path / "args.json").write_text(json.dumps(arguments))
+    run = load(str(tmp_path / "args.json")).data["run"]
+    assert (run["framework"], run["zero_stage"], run["precision"], run["micro_batch"]) == (
+        "deepspeed",
+        3,
+        "bf16",
+        2,
+    )
+    (tmp_path / "z3.json").unlink()
+    absent = load(str(tmp_path / "args.json"))
+    assert absent.data["run"]["zero_stage"] == 3
+    assert any("from its name" in text for text in absent.assumed)
+
+
+# -- command lines --------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    script = f"N=$(touch {mark})\ntouch {mark}\nvllm serve m --max-num-seqs `touch {mark}` --seed $UNSET\n"
+    with pytest.raises(InputError):
+        read_line(script, "s.sh")
+    read_line(f"$(touch {mark})\nvllm serve m --port $(touch {mark})", "s.sh")
+    assert not mark.exists()
+
+
+def test_variables_arrays_and_continuations_are_filled_in() -> None:
+    text = 'A=4\nexport B="--x 1"\nC=(--y ${A}\n  --z ${D:-7} # note\n)\nrun $B \\\n ${C[@]} --w $E\n'
+    (command,) = commands(text, "s.sh")
+    flags, loose = parse_flags(command.words)
+    assert flags == {"x": "1", "y": "4", "z": "7", "w": None}
+    assert loose == ["run"]
+
+
+def test_a_node_count_left_to_a_variable_leaves_the_ranks_open() -> None:
+    line = "torchrun --nproc_per_node 8 --nnodes {} t.py --per_device_train_batch_size 1 --bf16"
+    assert read_line(line.format("2"), "l").ranks == 16
+    assert read_line(line.format("$N"), "l").ranks is None
+
+
+def test_data_parallel_attention_is_counted_inside_the_tensor_group() -> None:
+    job = read_line("python -m sglang.launch_server --model m --tp 16 --dp 4 --enable-dp-attention", "l")
+    assert (job.data["run"]["tp"], job.data["run"]["dp"], job.ranks) == (4, 4, 16)
+
+
+def test_a_served_model_without_a_length_takes_its_longest() -> None:
+    job = resolve("vllm serve meta-llama/Llama-3.2-1B", CATALOG, gpus="1xA100")
+    assert job.run.model_dump()["max_model_len"] == job.model.max_context
+
+
+def test_llama_server_divides_its_context_over_slots() -> None:
+    job = read_line("llama-server -m a-Q4_K_M.gguf -c 32768 -np 4 -ngl 99", "l")
+    run = job.data["run"]
+    assert (run["max_model_len"], run["max_num_seqs"], run["quant"]) == (8192, 4, "q4_k_m")
+    with pytest.raises(InputError, match="host"):
+        read_line("llama-server -m a.gguf --n-cpu-moe 10", "l")
+
+
+def test_megatron_patterns_are_read_and_not_evaluated() -> None:
+    base = {"num_layers": 61, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 8,
+    "micro_batch_size": 1,
+            "num_experts": 8, "tensor_model_parallel_size": 1, "vocab_size": 100,
+            "max_position_embeddings": 8}  # fmt: skip
+    job = read_data({**base, "moe_layer_freq": "([0]*3+[1]*58)"}, "m.yaml")
+    assert job.data["model"]["moe"]["dense_layers"] == 3
+    for bad in ("__import__('os')", "[0]*9999999", "([1]*3+[0]*58)"):
+        with pytest.raises(InputError):
+            read_data({**base, "moe_layer_freq": bad}, "m.yaml")
+
+
+def test_megatron_without_a_vocabulary_asks_for_it() -> None:
+    line = (
+        "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 8"
+        " --max-position-embeddings 8 --micro-batch-size 1"
+    )
+    assert any("model.vocab" in text for text in read_line(line, "l").asked)
+    with pytest.raises(InputError, match="seq_length: missing"):
+        read_line(line.replace("--seq-length 8", ""), "l")
+
+
+def test_old_torchtitan_is_read_and_broken_toml_refused() -> None:
+    text = (
+        '[model]\nname="llama3"\nflavor="8B"\n[training]\nbatch_size=1\ntensor_parallel_degree=2\n'
+        "[experimental]\npipeline_parallel_degree=2"
+    )
+    job = read_toml(text, "t.toml")
+    assert (job.data["run"]["tp"], job.data["run"]["pp"], job.data["run"]["seq_len"]) == (2, 2, 2048)
+    with pytest.raises(InputError, match="not TOML"):
+        read_toml("[", "t.toml")
