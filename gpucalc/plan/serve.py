@@ -16,7 +16,7 @@ from gpucalc.plan.evaluate import DAY_S, ErrorTable, Subject, fleet_notes, model
 from gpucalc.plan.launch import launch_line
 from gpucalc.plan.serve_memory import ERROR_BASIS, NOTHING_LOGGED, Logged, serving_memory
 from gpucalc.plan.serve_resolve import serve_layout, serve_recipe
-from gpucalc.plan.serve_time import serving_time
+from gpucalc.plan.serve_time import at_targets, serving_time
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingMemory, ServingTime
 from gpucalc.spec.engine import EngineEra, EngineSpec
 from gpucalc.spec.hardware import Cluster
@@ -112,7 +112,12 @@ def evaluate_serving(
     stated = {item.key for item in assumptions}
     own = tuple(item for item in found.assumptions if item.key not in stated)
     known = errors or ErrorTable()
-    rates = _rates(time, found) if time is not None else None
+    rates = None
+    if time is not None:
+        best = _at_targets(subject, found, engine, cluster)
+        rates = _rates(time, found, best)
+        if best is None and _has_targets(found.recipe):
+            told.append("no load meets the targets")
     return Plan(
         name=name,
         model=model_line(subject.counts),
@@ -199,7 +204,30 @@ def _cache_notes(found: Deployment) -> list[str]:
     return notes
 
 
-def _rates(time: ServingTime, found: Deployment) -> Line:
+def _has_targets(recipe: ServeRecipe) -> bool:
+    return recipe.ttft_ms is not None or recipe.tpot_ms is not None
+
+
+def _at_targets(
+    subject: Subject, found: Deployment, engine: EngineSpec, cluster: Cluster
+) -> ServingTime | None:
+    """The largest load within the run's targets, None without targets or without such a load."""
+    recipe = found.recipe
+    if not _has_targets(recipe):
+        return None
+    return at_targets(
+        subject.graph,
+        found.layout,
+        recipe,
+        engine,
+        cluster,
+        kv_tokens=found.cached_tokens,
+        ttft_ms=recipe.ttft_ms,
+        tpot_ms=recipe.tpot_ms,
+    )
+
+
+def _rates(time: ServingTime, found: Deployment, best: ServingTime | None) -> Line:
     """Output tokens per second of the deployment; beneath it what one user and one GPU see."""
     parts: list[Line] = [
         replace(time.prefill_s, name="ttft", note=_against("time to first token", found.recipe.ttft_ms)),
@@ -214,6 +242,17 @@ def _rates(time: ServingTime, found: Deployment) -> Line:
             parts.append(extra)
     running = Line("running_requests", time.concurrency, "requests", source="requests the cache lets through")
     parts += [running, found.memory.max_concurrency, found.memory.kv_tokens]
+    if best is not None and best.requests_per_s is not None:
+        parts += [
+            Line(
+                "requests_at_targets",
+                best.concurrency,
+                "requests",
+                source="the most in flight within targets",
+            ),
+            replace(best.requests_per_s, name="requests_per_s_at_targets"),
+            replace(best.output_tokens_per_s, name="tokens_per_s_at_targets"),
+        ]
     output = time.output_tokens_per_s
     return replace(output, name="output_tokens_per_s", children=tuple(parts))
 
