@@ -19,6 +19,8 @@ from gpucalc.errors import InputError, UnsupportedModel
 from gpucalc.families import FAMILIES, canonical
 from gpucalc.spec.model import ModelSpec
 
+MAX_LAYERS = 10_000
+MAX_WHOLE = 10**15
 MAX_BYTES = 4 * 2**20  # a config.json is a few kB
 
 
@@ -113,6 +115,7 @@ def from_config(
         )
     fields = _fields(reader, key)
     leftovers = reader.leftovers()
+    _refuse_unread_layers(reader, fields.get("layers"))
     if generic:
         shapes = [word for word in leftovers if _may_be_a_shape(config, word)]
         if shapes:
@@ -133,6 +136,21 @@ def from_config(
         where=where,
     )
     return Imported(spec, tuple(dict.fromkeys(reader.understood)), tuple(reader.assumed), tuple(leftovers))
+
+
+def _refuse_unread_layers(reader: _Reader, layers: Any) -> None:
+    """Refuse a list that says something else for different layers and that nobody has read."""
+    for part in (reader, *reader.inner):
+        for key, value in part.config.items():
+            unread = key not in part.used and key not in _HARMLESS and isinstance(value, list)
+            if not unread or not isinstance(layers, int) or not 2 <= layers <= len(value) <= layers + 4:
+                continue
+            if any(item != value[0] for item in value[:layers]):
+                raise UnsupportedModel(
+                    "says what each layer is, in a way that is not known",
+                    where=reader.where,
+                    key=part.prefix + key,
+                )
 
 
 # Architectures that build what another one does, checked by instantiating both.
@@ -224,7 +242,7 @@ _HARMLESS = frozenset({
     "residual_dropout", "residual_in_fp32", "residual_multiplier", "return_dict", "rms_norm_eps",
     "rope_interleave", "rope_parameters", "rope_scaling", "rope_theta", "rotary_dim",
     "routed_scaling_factor", "router_aux_loss_coef", "router_jitter_noise", "scale_embedding",
-    "scoring_func", "sep_token_id", "seq_aux", "summary_activation", "summary_first_dropout",
+    "scoring_func", "sep_token_id", "seq_aux", "stage_names", "summary_activation", "summary_first_dropout",
     "summary_proj_to_labels", "summary_type", "summary_use_proj", "swiglu_alpha", "swiglu_limit",
     "task_specific_params", "time_step_floor", "time_step_init_scheme", "time_step_limit",
     "time_step_max", "time_step_min", "time_step_scale", "topk_group", "topk_method", "torch_dtype",
@@ -253,6 +271,7 @@ _LAYER_TYPES = {
     "sliding_attention": "S",
     "chunked_attention": "K",
     "indexed_attention": "D",
+    "deepseek_sparse_attention": "D",
     "compressed_sparse_attention": "C",
     "heavily_compressed_attention": "H",
     "mamba": "M",
@@ -297,7 +316,18 @@ class _Reader:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise InputError("not a whole number", where=self.where, key=self.prefix + keys[0], given=value)
+        if not -MAX_WHOLE <= value <= MAX_WHOLE:
+            raise InputError("out of range", where=self.where, key=self.prefix + keys[0], given=value)
         return value
+
+    def listing(self, *keys: str) -> list[Any]:
+        """A list under one of these keys, empty without one; a text is the list of its letters."""
+        value = self.get(*keys)
+        if value is None:
+            return []
+        if not isinstance(value, list | str):
+            raise InputError("not a list", where=self.where, key=self.prefix + keys[0], given=value)
+        return list(value)
 
     def need(self, *keys: str) -> int:
         """A whole number under one of these keys. Raises InputError naming the first."""
@@ -372,6 +402,9 @@ def _fields(top: _Reader, key: str) -> dict[str, Any]:
     elif form == "vit":
         fields["patch"] = top.need("patch_size")
         fields["image_size"] = top.need("image_size")
+    plain = fields.get("moe") is None and fields.get("ssm") is None
+    if fields["ffn"] is None and plain and FAMILIES[key].ffn_ratio is None:
+        text.need("intermediate_size", "ffn_dim", "d_ff")
     if form in ("bert", "vit"):
         _tops(top, key, fields)
     if form == "whisper":
@@ -500,10 +533,15 @@ def _decoder(c: _Reader, key: str, fields: dict[str, Any]) -> None:
             "heavy_ratio": rates.need("heavily_compressed_attention") if rates else 128,
             "residual_streams": c.whole("hc_mult") or 1,
         }
-        if rates is None:
+        if rates is None and not isinstance(c.config.get("compress_ratios"), list):
             c.assumed.append("compress_rates not stated: 4 and 128, the published ones")
     _state(c, key, fields)
+    if layers > MAX_LAYERS:
+        raise InputError("more layers than any model has", where=c.where, key=c.prefix + "num_hidden_layers")
     fields["pattern"], fields["window"] = _pattern(c, key, layers)
+    if "E" in (fields["pattern"] or "") and fields["moe"] is None:
+        c.need("n_routed_experts", "num_local_experts", "num_experts")
+        raise InputError("says experts, and no number of them fits", where=c.where, key="n_routed_experts")
     if key == "mimo_v2_flash":
         fields["global_attention"] = {
             "kv_heads": fields["kv_heads"],
@@ -563,7 +601,7 @@ def _biases(c: _Reader, key: str, fields: dict[str, Any]) -> None:
         )
     norms = c.get("use_qk_norm", "qk_layernorm")
     if isinstance(norms, bool):
-        kind = {"cohere": "width", "llama4": "head_l2"}.get(key, "head")
+        kind = {"cohere": "width", "llama4": "head_l2", "minimax_m2": "width"}.get(key, "head")
         fields["qk_norm"] = kind if norms else "none"
 
 
@@ -580,9 +618,16 @@ def _moe(c: _Reader, key: str) -> dict[str, Any] | None:
     width = c.whole("moe_intermediate_size")
     shared = c.whole("n_shared_experts", "num_shared_experts")
     shared_width = c.whole("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
-    dense, sparse_step = c.whole("first_k_dense_replace"), c.whole("decoder_sparse_step", "moe_layer_freq")
-    only = c.get("mlp_only_layers") or []
-    types = c.get("mlp_layer_types") or []
+    dense = c.whole("first_k_dense_replace")
+    listed = c.config.get("moe_layer_freq")
+    if isinstance(listed, list):  # 0 or 1 for every layer
+        c.get("moe_layer_freq")
+        dense = listed.index(1) if 1 in listed else len(listed)
+        if 0 in listed[dense:]:
+            raise UnsupportedModel("dense layers among the expert ones", where=c.where, key="moe_layer_freq")
+    sparse_step = c.whole("decoder_sparse_step", *(() if isinstance(listed, list) else ("moe_layer_freq",)))
+    only = c.listing("mlp_only_layers")
+    types = c.listing("mlp_layer_types")
     interleave = c.whole("interleave_moe_layer_step")
     c.get("moe_layers")
     period, offset = c.whole("expert_layer_period"), c.whole("expert_layer_offset")
@@ -626,7 +671,7 @@ def _moe(c: _Reader, key: str) -> dict[str, Any] | None:
 
 
 def _has_experts(c: _Reader) -> bool:
-    kinds = c.config.get("layers_block_type") or c.config.get("hybrid_override_pattern") or ""
+    kinds = c.listing("layers_block_type", "hybrid_override_pattern")
     return "moe" in kinds or "E" in kinds
 
 
@@ -698,17 +743,32 @@ def _state(c: _Reader, key: str, fields: dict[str, Any]) -> None:
 
 
 def _pattern(c: _Reader, key: str, layers: int) -> tuple[str | None, int | None]:
-    kinds = c.get("layer_types", "layers_block_type", "hybrid_override_pattern")
+    kinds = c.listing("layer_types", "layers_block_type", "hybrid_override_pattern") or None
     window = c.get("sliding_window", "attention_chunk_size", "local_attention")
     use = c.get("use_sliding_window")
     skip = c.whole("max_window_layers")
     every = c.whole("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
     period, offset = c.whole("attn_layer_period"), c.whole("attn_layer_offset")
-    indices = c.get("attn_layer_indices")
+    indices = c.listing("attn_layer_indices")
     freq, first = c.whole("index_topk_freq"), c.whole("index_skip_topk_offset")
-    shares = c.get("indexer_types")
+    shares = c.listing("indexer_types")
     if use is False or not isinstance(window, int) or window <= 0:
         window = None
+    if kinds is None and key == "mimo_v2_flash":
+        marks = c.listing("hybrid_layer_pattern")
+        kinds = ["sliding_attention" if mark else "full_attention" for mark in marks] or None
+    if kinds is None and key == "deepseek_v4":
+        names = {
+            0: "sliding_attention",
+            4: "compressed_sparse_attention",
+            128: "heavily_compressed_attention",
+        }
+        kinds = [
+            names.get(ratio) if isinstance(ratio, int) else None
+            for ratio in c.listing("compress_ratios")[:layers]
+        ] or None
+        if kinds is None:  # which layers compress, and how far, is the architecture
+            raise InputError("missing (or layer_types)", where=c.where, key=c.prefix + "compress_ratios")
     if kinds is not None:
         letters = [_letter(c, key, kind) for kind in kinds]
         if window is None:
@@ -716,7 +776,7 @@ def _pattern(c: _Reader, key: str, layers: int) -> tuple[str | None, int | None]
     elif key == "jamba":
         letters = ["F" if i % (period or 8) == (offset or 0) else "M" for i in range(layers)]
     elif key == "bamba":
-        letters = ["F" if i in (indices or ()) else "M" for i in range(layers)]
+        letters = ["F" if i in indices else "M" for i in range(layers)]
     elif key in ("gemma3", "gemma2", "modernbert") and window:
         step = every or {"gemma3": 6, "gemma2": 2, "modernbert": 3}[key]
         if every is None:
@@ -788,10 +848,10 @@ def _gemma4(c: _Reader, fields: dict[str, Any]) -> None:
 
 def _tower(c: _Reader, key: str) -> dict[str, Any]:
     tower = {
-        "layers": c.need("num_hidden_layers", "depth"),
-        "hidden": c.need("hidden_size"),
-        "heads": c.need("num_attention_heads", "num_heads"),
-        "ffn": c.need("intermediate_size"),
+        "layers": c.need("num_hidden_layers", "depth", "vt_num_hidden_layers"),
+        "hidden": c.need("hidden_size", "vt_hidden_size"),
+        "heads": c.need("num_attention_heads", "num_heads", "vt_num_attention_heads"),
+        "ffn": c.need("intermediate_size", "vt_intermediate_size"),
         "patch": c.need("patch_size"),
         "image": c.whole("image_size"),
         "positions": c.whole("num_position_embeddings", "position_embedding_size"),
@@ -916,9 +976,12 @@ def _quantization(c: _Reader) -> tuple[str | None, str | None]:
     if held == "gptq" and bits == 8:
         held = "int8"
     if held is None and named is not None and bits is not None:
-        held = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "gptq", ("float", 4): "nvfp4"}.get(
+        held = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "w4a16", ("float", 4): "nvfp4"}.get(
             (named, bits)
         )
+        spared = inner.config.get("ignore")
+        if held == "w4a16" and isinstance(spared, list) and any("attn" in str(name) for name in spared):
+            held = "int4 experts"
     inner.used.update(
         ("ignore", "producer", "kv_cache_scheme", "activation_scheme", "fmt", "scale_fmt", "format", "sym",
          "weight_block_size", "modules_to_not_convert", "group_size", "zero_point", "version", "desc_act")

@@ -141,9 +141,22 @@ def _stored(quant: str, kept: float, dtype: str) -> WeightFormat:
     )
 
 
+# Element types an importer reads from a checkpoint's quantisation, and the stored format each is.
+_CHECKPOINTS = {
+    "awq": "awq",
+    "gptq": "gptq-int4",
+    "w4a16": "int4",
+    "nvfp4": "nvfp4",
+    "nf4": "nf4",
+    "int8": "int8",
+}
+
+
 def published_formats(spec: ModelSpec) -> tuple[str, ...]:
     """The formats a model is published in, by our names."""
     words = (spec.native_dtype or "").lower()
+    if words in _CHECKPOINTS:
+        return (_CHECKPOINTS[words],)
     return tuple(
         name
         for name, found in (("mxfp4", "mxfp4"), ("fp8", "fp8"), ("fp8", "float8"), ("int4", "int4"))
@@ -154,6 +167,8 @@ def published_formats(spec: ModelSpec) -> tuple[str, ...]:
 def _published(dtype: str, kept: float, spec: ModelSpec) -> tuple[WeightFormat, str]:
     """Published checkpoints are 16 bit, unless the model file says which parts are smaller."""
     native = (spec.native_dtype or "").lower()
+    if native in _CHECKPOINTS:
+        return _stored(_CHECKPOINTS[native], kept, dtype), f"the checkpoint is {spec.quantization or native}"
     if "fp4" in native and "mxfp4" not in native:  # fp8 matrices around fp4 experts
         around = _stored("fp8", kept, dtype)
         inner = _stored("mxfp4", kept, dtype)

@@ -110,7 +110,7 @@ class GlobalAttentionSpec(Spec):
 class TowerSpec(Spec):
     """A vision tower, or the text tower of a contrastive model."""
 
-    layers: int = Field(ge=1)
+    layers: int = Field(ge=1, le=10_000)
     hidden: int = Field(ge=1)
     heads: int = Field(ge=1)
     ffn: int = Field(ge=1)

@@ -1,0 +1,255 @@
+"""Faults of other tools that came from reading inputs, restated: what we say to the same inputs.
+
+Each case is a public report; its number is that of the case in the list the reports were collected in.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpucalc.catalog import Catalog
+from gpucalc.counts import count
+from gpucalc.errors import GpucalcError, InputError, UnsupportedModel
+from gpucalc.formulas.serving_memory import kv_token_bytes
+from gpucalc.graph import Attention, build_graph
+from gpucalc.importers.huggingface import from_config
+from gpucalc.jobs import resolve, resolve_data
+from gpucalc.planner import plan_job
+
+CATALOG = Catalog([Path(__file__).parents[1] / "catalogs"])
+GIB = 2**30
+
+
+def kv_bytes(spec: Any, tokens: int, element: int = 2) -> float:
+    """Cache of one sequence: every attention layer of the trunk holds what it may look back at."""
+    total = 0.0
+    trunk = build_graph(spec).trunk
+    for index, block in enumerate(trunk.blocks):
+        mixer = block.mixer
+        if not isinstance(mixer, Attention):
+            continue
+        latent = mixer.kv_lora is not None
+        each = kv_token_bytes(
+            layers=trunk.count(index),
+            kv_heads=1 if latent else mixer.kv_heads,
+            tp=1,
+            key_width=(mixer.kv_lora or 0) + (mixer.rope_dim or 0) if latent else mixer.qk_dim,
+            value_width=0 if latent else mixer.v_dim,
+            element_bytes=element,
+        )
+        total += each * min(tokens, mixer.span or tokens)
+    return total
+
+
+def config(**keys: Any) -> dict[str, Any]:
+    """A config.json with what every decoder needs and the case's own keys."""
+    base = {
+        "model_type": "llama",
+        "intermediate_size": 11008,
+        "vocab_size": 32000,
+        "tie_word_embeddings": False,
+    }
+    return {**base, **keys}
+
+
+DEEPSEEK = config(
+    model_type="deepseek_v3", num_hidden_layers=61, hidden_size=7168, num_attention_heads=128,
+    num_key_value_heads=128, kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128,
+    q_lora_rank=1536, vocab_size=129280, n_routed_experts=256, num_experts_per_tok=8, n_shared_experts=1,
+    moe_intermediate_size=2048, first_k_dense_replace=3,
+)  # fmt: skip
+
+
+def test_001_and_002_a_latent_cache_is_latent_and_rope() -> None:
+    spec = from_config(DEEPSEEK).spec
+    assert kv_bytes(spec, 1) == 70_272
+    assert kv_bytes(spec, 65_536) / GIB == pytest.approx(4.29, rel=0.01)
+
+
+def test_003_the_stated_head_width_wins() -> None:
+    spec = from_config(
+        config(model_type="qwen3", hidden_size=2560, num_hidden_layers=36, num_attention_heads=32,
+               num_key_value_heads=8, head_dim=128)
+    ).spec  # fmt: skip
+    assert kv_bytes(spec, 1) == 147_456
+
+
+def test_004_heads_may_be_wider_than_the_hidden_size() -> None:
+    graph = build_graph(from_config(
+        config(model_type="gemma3_text", hidden_size=640, num_hidden_layers=2, num_attention_heads=4,
+               num_key_value_heads=1, head_dim=256)
+    ).spec)  # fmt: skip
+    mixer = graph.trunk.blocks[0].mixer
+    assert isinstance(mixer, Attention)
+    shapes = {linear.name: (linear.outputs, linear.inputs) for linear in mixer.linears}
+    assert (shapes["q"], shapes["o"]) == ((1024, 640), (640, 1024))
+
+
+SEVEN_B = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+
+
+@pytest.mark.parametrize(("heads", "wanted"), [(None, 524_288), (8, 131_072)])
+def test_006_and_007_key_value_heads(heads: int | None, wanted: int) -> None:
+    assert kv_bytes(from_config(config(**SEVEN_B, num_key_value_heads=heads)).spec, 1) == wanted
+
+
+def test_008_a_gated_part_has_three_matrices() -> None:
+    spec = from_config(config(**SEVEN_B, num_key_value_heads=32, hidden_act="silu")).spec
+    assert count(build_graph(spec)).total.value == 6_738_415_616
+
+
+def test_009_experts_are_counted_and_so_is_the_head() -> None:
+    spec = from_config(
+        config(**SEVEN_B, model_type="mixtral", num_key_value_heads=8, intermediate_size=14336,
+               num_local_experts=8, num_experts_per_tok=2)
+    ).spec  # fmt: skip
+    counts = count(build_graph(spec))
+    assert counts.total.value == 46_702_792_704
+    assert counts.active.value / 1e9 == pytest.approx(12.88, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "gib"),
+    [("gemma-3-27b", 131_072, 10.41), ("qwen3-0.6b", 40_960, 4.38), ("qwen3.5-27b", 262_144, 16.0),
+     ("deepseek-v3.1", 163_840, 10.72)],
+)  # fmt: skip
+def test_012_each_family_has_its_own_cache(name: str, tokens: int, gib: float) -> None:
+    assert kv_bytes(CATALOG.model(name), tokens) / GIB == pytest.approx(gib, rel=0.01)
+
+
+def test_016_old_names_are_read_and_nothing_becomes_zero() -> None:
+    old = {
+        "model_type": "gpt2",
+        "n_layer": 12,
+        "n_embd": 768,
+        "n_head": 12,
+        "vocab_size": 50257,
+        "n_positions": 1024,
+    }
+    spec = from_config(old).spec
+    assert kv_bytes(spec, 1024) / 2**20 == 36
+    assert count(build_graph(spec)).total.value / 1e6 == pytest.approx(124.4, rel=0.01)
+    with pytest.raises(InputError, match="n_layer"):
+        from_config({key: value for key, value in old.items() if key != "n_layer"})
+
+
+def test_019_a_model_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(InputError, match=r"config\.json cannot be read .*--hub") as caught:
+        resolve("acme/gated-7b", CATALOG, gpus="1xA100")
+    assert caught.value.exit_code == 2
+
+
+def test_021_packed_bits_are_found_where_they_are() -> None:
+    quantised = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+    }
+    spec = from_config(
+        {"model_type": "deepseek_v3", "text_config": {**DEEPSEEK, "quantization_config": quantised}}
+    ).spec
+    assert spec.quantization == "compressed-tensors 4-bit"
+    assert count(build_graph(spec)).total.value == count(build_graph(from_config(DEEPSEEK).spec)).total.value
+
+
+# -- illegal jobs ---------------------------------------------------------------------------------
+
+
+def planned(gpus: str, model: Any, **run: Any) -> Any:
+    job = {
+        "model": model,
+        "gpus": gpus,
+        "run": {"task": "train", "framework": "megatron", "seq_len": 512, **run},
+    }
+    return plan_job(resolve_data(job, CATALOG, where="job"), CATALOG, advice=False)
+
+
+def llama(**keys: Any) -> dict[str, Any]:
+    return {"family": "llama", "layers": 8, "hidden": 512, "heads": 8, "ffn": 1408, "vocab": 32000, **keys}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "model", "run", "words"),
+    [
+        ("8xA100", llama(layers=30), {"pp": 4}, ["30", "4"]),  # 025
+        (
+            "32xA100",
+            llama(layers=46),
+            {"pp": 4, "tp": 8, "micro_batch": 2, "global_batch": 16},
+            ["46", "4"],
+        ),  # 026
+        (
+            "8xA100",
+            llama(heads=28, kv_heads=4, hidden=3584, ffn=18944, vocab=152064),
+            {"tp": 8},
+            ["28", "8"],
+        ),  # 027
+        ("7xA100", llama(), {"micro_batch": 2, "global_batch": 256}, ["256", "252", "266"]),  # 034
+        ("8xA100", llama(), {"micro_batch": 1, "global_batch": 4, "grad_accum": 1}, ["4"]),  # 035
+    ],
+    ids=["025", "026", "027", "034", "035"],
+)
+def test_illegal_layouts_are_refused_with_their_numbers(
+    gpus: str, model: dict[str, Any], run: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(GpucalcError) as caught:
+        planned(gpus, model, **run)
+    assert caught.value.exit_code == 2
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.5, True, "8 "])
+def test_036_a_batch_is_a_whole_number_above_zero(value: Any) -> None:
+    with pytest.raises(InputError, match=r"run\.micro_batch"):
+        planned("1xA100", llama(), micro_batch=value)
+
+
+def test_039_bf16_on_a_v100_is_refused_or_said() -> None:
+    try:
+        plan = planned("8xV100-32GB", llama(), precision="bf16", micro_batch=1)
+    except GpucalcError as error:
+        said = str(error)
+    else:
+        said = " ".join((*plan.notes, *(f"{item.key} {item.value} {item.why}" for item in plan.assumptions)))
+    assert "bf16" in said
+    gpu, _ = CATALOG.gpu("V100-32GB")
+    assert gpu.peak("bf16") is None
+    fp16 = gpu.peak("fp16")
+    assert fp16 is not None
+    assert fp16.value == pytest.approx(125e12, rel=0.01)
+
+
+def test_058_an_unknown_class_is_drawn_with_its_assumptions_or_refused() -> None:
+    unknown = {
+        "architectures": ["NewForCausalLM"],
+        **SEVEN_B,
+        "intermediate_size": 11008,
+        "vocab_size": 50000,
+    }
+    imported = from_config(unknown)
+    assert imported.spec.family == "llama"
+    assert imported.spec.architecture is None
+    assert any("approximate" in text and "NewForCausalLM" in text for text in imported.assumed)
+    for key, value in (("num_experts", 8), ("kv_lora_rank", 512), ("ssm_state", 16), ("num_memory_heads", 4)):
+        with pytest.raises(UnsupportedModel, match="NewForCausalLM"):
+            from_config({**unknown, key: value})
+    with pytest.raises(UnsupportedModel, match="gelu"):
+        from_config({**unknown, "hidden_act": "gelu"})
+    for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"):
+        with pytest.raises(InputError, match=key):
+            from_config({name: value for name, value in unknown.items() if name != key})
+
+
+def test_a_read_fault_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 8}))
+    command = [sys.executable, "-m", "gpucalc", "plan", str(tmp_path), "--gpus", "1xA100"]
+    out = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (out.returncode, out.stdout, out.stderr.count("\n")) == (2, "", 1)
+    assert "config.json: num_hidden_layers" in out.stderr.replace(", num_layers", "")
