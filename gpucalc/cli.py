@@ -425,6 +425,46 @@ def import_command(
     emit(loaded.yaml().rstrip())
 
 
+@app.command("claims")
+def claims_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="ID", help="One claim in full; all of them when left out.")
+    ] = None,
+    verdict: Annotated[
+        str | None,
+        typer.Option(
+            "--verdict",
+            metavar="NAME",
+            help="Only sound, approximate, contradictory, wrong or unverifiable ones.",
+        ),
+    ] = None,
+    document: Annotated[
+        str | None,
+        typer.Option(
+            "--document", metavar="NAME", help="Only one document's, by number or words of its title."
+        ),
+    ] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option("--topic", metavar="NAME", help="Only one topic's.", autocompletion=_names("claims")),
+    ] = None,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show what planning documents claim, our own number and a verdict."""
+    from gpucalc.catalog import open_catalog
+    from gpucalc.claims import claim, claims
+    from gpucalc.report import claims as claims_report
+
+    known = open_catalog(catalog)
+    filters = {"verdict": verdict, "document": document, "topic": topic}
+    found = (claim(known, name),) if name is not None else claims(known, **filters)
+    if as_json:
+        emit_json(claims_report.document(found))
+    else:
+        draw(claims_report.detail(found[0]) if name is not None else claims_report.report(found))
+
+
 def _planned(
     job: str,
     gpus: str | None,
