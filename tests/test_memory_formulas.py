@@ -133,13 +133,15 @@ def test_dropout_masks() -> None:
 
 def test_unfused_loss() -> None:
     # fp32 log-softmax over 100 words and a label of 8 bytes
-    assert act.unfused_loss_saved_bytes(vocab=100) == 400 + 8
+    assert act.unfused_loss_saved_bytes(vocab=100, loss_bytes=4) == 400 + 8
     # forward: 16-bit logits and their fp32 copy; fp32 logits need no copy
-    assert act.loss_forward_bytes(vocab=100, activation_bytes=2) == 200 + 400
-    assert act.loss_forward_bytes(vocab=100, activation_bytes=4) == 400
+    assert act.loss_forward_bytes(vocab=100, activation_bytes=2, loss_bytes=4) == 200 + 400
+    assert act.loss_forward_bytes(vocab=100, activation_bytes=4, loss_bytes=4) == 400
     # backward: two fp32 gradients; the caller's 16-bit logits where it keeps them
-    assert act.loss_backward_bytes(vocab=100, activation_bytes=2, logits_kept=0) == 400 + 400
-    assert act.loss_backward_bytes(vocab=100, activation_bytes=2, logits_kept=1) == 400 + 400 + 200
+    common = {"vocab": 100, "activation_bytes": 2}
+    assert act.loss_backward_bytes(**common, loss_bytes=4, logits_kept=0) == 400 + 400
+    assert act.loss_backward_bytes(**common, loss_bytes=4, logits_kept=1) == 400 + 400 + 200
+    assert act.loss_backward_bytes(**common, loss_bytes=2, logits_kept=0) == 200 + 200
 
 
 def test_fused_loss() -> None:
@@ -326,7 +328,7 @@ def test_columns_equal_scalars() -> None:
     sizes = np.array([2.0, 4.0])
     norms = act.rmsnorm_saved_bytes(width=10.0, rows=1.0, activation_bytes=sizes)
     assert list(norms) == [64.0, 84.0]
-    loss = act.loss_forward_bytes(vocab=100.0, activation_bytes=sizes)
+    loss = act.loss_forward_bytes(vocab=100.0, activation_bytes=sizes, loss_bytes=4)
     assert list(loss) == [600.0, 400.0]
 
 

@@ -211,24 +211,27 @@ def dropout_mask_saved_bytes(*, width: Num, masks: Num) -> Num:
 
 
 @formula(unit="bytes/token", source=SAVED_TENSORS)
-def unfused_loss_saved_bytes(*, vocab: Num) -> Num:
-    """fp32 log-softmax kept by cross entropy, and the labels."""
-    return 4 * vocab + 8
+def unfused_loss_saved_bytes(*, vocab: Num, loss_bytes: Num) -> Num:
+    """Log-softmax kept by cross entropy in the type the loss is taken in (mostly fp32), and the labels."""
+    return loss_bytes * vocab + 8
 
 
 @formula(unit="bytes/token", source=SAVED_TENSORS)
-def loss_forward_bytes(*, vocab: Num, activation_bytes: Num) -> Num:
-    """Logits in the compute type and their fp32 copy while the loss is taken; none outlives the loss."""
-    return where(activation_bytes == 4, 4, activation_bytes + 4) * vocab
+def loss_forward_bytes(*, vocab: Num, activation_bytes: Num, loss_bytes: Num) -> Num:
+    """Logits in the compute type and their copy in the loss's type while it is taken; none outlives it.
+
+    The shift by one token copies them where the types agree in 16 bit.
+    """
+    return where(activation_bytes == 4, 4, activation_bytes + loss_bytes) * vocab
 
 
 @formula(unit="bytes/token", source=SAVED_TENSORS)
-def loss_backward_bytes(*, vocab: Num, activation_bytes: Num, logits_kept: Num) -> Num:
-    """Beyond the kept log-softmax: gradients of the loss and of the log-softmax in fp32.
+def loss_backward_bytes(*, vocab: Num, activation_bytes: Num, loss_bytes: Num, logits_kept: Num) -> Num:
+    """Beyond the kept log-softmax: gradients of the loss and of the log-softmax in the loss's type.
 
     logits_kept 1 adds the logits where the caller keeps them alive.
     """
-    return 8 * vocab + logits_kept * activation_bytes * vocab
+    return 2 * loss_bytes * vocab + logits_kept * activation_bytes * vocab
 
 
 @formula(

@@ -200,7 +200,9 @@ def head_saved(rank: Rank) -> tuple[Line, ...]:
             compute(
                 "log_softmax",
                 act.layer_saved_bytes,
-                bytes_per_token=compute("per_token", act.unfused_loss_saved_bytes, vocab=rank.vocab),
+                bytes_per_token=compute(
+                    "per_token", act.unfused_loss_saved_bytes, vocab=rank.vocab, loss_bytes=recipe.loss_bytes
+                ),
                 tokens=rank.tokens,
                 tp=rank.layout.tp,
             )

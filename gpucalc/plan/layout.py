@@ -95,6 +95,7 @@ class Recipe:
     seq_len: int
     autocast: bool  # fp32 weights, 16-bit copies made per use
     loss: str
+    loss_bytes: int  # per element of what an unfused loss keeps: 4 where logits are upcast
     method: str  # full | lora | qlora
     adapters: Adapters | None
     dropout: bool

@@ -186,7 +186,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
     base = precision.removesuffix("-pure")
     wide = base in ("fp32", "tf32")
     stage = run.zero_stage if isinstance(run.zero_stage, int) else 0
-    sizes = element_sizes(framework, wide=wide, pure=pure, fp16=base == "fp16", stage=stage)
+    sizes = element_sizes(framework, wide=wide, pure=pure, fp16=base == "fp16", stage=stage, year=year)
     method_full = run.method == "full"
     adapters = None if method_full else _adapters(run, graph)
     if adapters is not None:  # the base is loaded in 16 bit and frozen, so nothing is cast per use
@@ -224,6 +224,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         seq_len=sequence_length(run, graph),
         autocast=sizes.autocast,
         loss=fusion if run.fused_loss else "unfused",
+        loss_bytes=2 if run.loss_dtype == "16-bit" and not wide else 4,
         method=run.method,
         adapters=adapters,
         dropout=run.dropout if run.dropout is not None else graph.family in DROPOUT_FAMILIES,
@@ -279,7 +280,9 @@ class ElementSizes:
     autocast: bool = False
 
 
-def element_sizes(framework: str, *, wide: bool, pure: bool, fp16: bool, stage: int) -> ElementSizes:
+def element_sizes(
+    framework: str, *, wide: bool, pure: bool, fp16: bool, stage: int, year: int
+) -> ElementSizes:
     """The element sizes of a framework; wide: 32-bit training, pure: everything in 16 bit."""
     if wide:
         return ElementSizes(4, 4, 4, 4, 4, 0)
@@ -290,8 +293,10 @@ def element_sizes(framework: str, *, wide: bool, pure: bool, fp16: bool, stage: 
     if framework in ("fsdp", "torchtitan"):
         return ElementSizes(4, 2, 4, 4, 4, 0)
     if framework == "deepspeed":
-        # bf16 at stage 1 accumulates in fp32 beside the 16-bit gradients, which are zeroed, not freed.
-        return ElementSizes(2, 2, 6 if stage == 1 and not fp16 else 2, 2, 4, 4)
+        # bf16 at stage 1 accumulated in fp32 beside the 16-bit gradients, which are zeroed, not freed, until
+        # DeepSpeed 4be8df72 of January 2023 (engine.py, get_data_types: the model's type under ZeRO).
+        fp32_beside = stage == 1 and not fp16 and year < 2023
+        return ElementSizes(2, 2, 6 if fp32_beside else 2, 2, 4, 4)
     # Megatron: fp32 main gradients for bf16; with fp16 they are 16-bit and a fp32 copy joins the masters.
     return ElementSizes(2, 2, 2, 2, 4, 8) if fp16 else ElementSizes(2, 2, 4, 4, 4, 4)
 

@@ -40,13 +40,18 @@ def loss_transients(rank: Rank) -> tuple[Line, ...]:
         )
         return (line, *gathered_root(rank))
     forward = compute(
-        "forward", act.loss_forward_bytes, vocab=vocab, activation_bytes=recipe.activation_bytes
+        "forward",
+        act.loss_forward_bytes,
+        vocab=vocab,
+        activation_bytes=recipe.activation_bytes,
+        loss_bytes=recipe.loss_bytes,
     )
     backward = compute(
         "backward",
         act.loss_backward_bytes,
         vocab=vocab,
         activation_bytes=recipe.activation_bytes,
+        loss_bytes=recipe.loss_bytes,
         logits_kept=0,
     )
     if recipe.gathered_tp_inputs and layout.tp > 1:
