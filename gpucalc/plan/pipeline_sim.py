@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 # A schedule longer than this is run for its first rounds (pp micro-batches each), from which on the slowest
 # rank is taken to be busy all the time. Chunks that differ by a quarter leave an error of up to 1 %.
-MOST_OPERATIONS = 4000
+MOST_OPERATIONS = 2000
 FEWEST_ROUNDS = 3
 
 
@@ -46,63 +46,80 @@ def simulate(
     each = [sum(forward_s[r::pp]) + sum(backward_s[r::pp]) for r in range(pp)]
     rounds = max(FEWEST_ROUNDS, MOST_OPERATIONS // (2 * pp * pp * vpp))
     run = min(micro_batches, rounds * pp + micro_batches % pp)
-    total = _run(forward_s, backward_s, pp, [_order(r, pp, vpp, run) for r in range(pp)])
+    total = _run(_orders(forward_s, backward_s, pp, run))
     return Simulation(
         total + (micro_batches - run) * max(each),
         tuple(micro_batches * one for one in each),
     )
 
 
-# An operation: whether it goes forward, its chunk, its micro-batch.
-Operation = tuple[bool, int, int]
+# An operation: its own place among all, the place of the one it waits for (-1: none), its seconds.
+Operation = tuple[int, int, float]
 
 
-def _order(rank: int, pp: int, vpp: int, micro_batches: int) -> list[Operation]:
-    """The operations of a rank in the order it runs them."""
-    slots = range(-(-micro_batches // pp) * pp * vpp) if vpp > 1 else range(micro_batches)
-    ahead: list[Operation] = []
-    back: list[Operation] = []
-    for slot in slots:
-        # Interleaved: pp micro-batches through one chunk, then through the next.
-        local = slot % (pp * vpp) // pp if vpp > 1 else 0
-        micro_batch = slot // (pp * vpp) * pp + slot % pp if vpp > 1 else slot
-        if micro_batch < micro_batches:
-            ahead.append((True, local * pp + rank, micro_batch))
-            back.append((False, (vpp - 1 - local) * pp + rank, micro_batch))
-    warm_up = 2 * (pp - rank - 1) + (vpp - 1) * pp if vpp > 1 else pp - rank - 1
-    warm_up = min(warm_up, len(ahead))
-    order = ahead[:warm_up]
-    for one, other in zip(ahead[warm_up:], back, strict=False):
-        order += [one, other]
-    return order + back[len(ahead) - warm_up :]
+def _orders(
+    forward_s: Sequence[float], backward_s: Sequence[float], pp: int, micro_batches: int
+) -> list[list[Operation]]:
+    """The operations of every rank in the order it runs them."""
+    chunks = len(forward_s)
+    vpp = chunks // pp
+    last = chunks - 1
+    back_at = chunks * micro_batches  # backward operations are numbered behind the forward ones
+    if vpp == 1:
+        slots = [(0, micro_batch) for micro_batch in range(micro_batches)]
+    else:  # pp micro-batches through one chunk, then through the next
+        slots = [
+            (local, micro_batch)
+            for first in range(0, micro_batches, pp)
+            for local in range(vpp)
+            for micro_batch in range(first, min(first + pp, micro_batches))
+        ]
+    orders = []
+    for rank in range(pp):
+        ahead: list[Operation] = []
+        back: list[Operation] = []
+        for local, micro_batch in slots:
+            chunk = local * pp + rank
+            place = chunk * micro_batches + micro_batch
+            ahead.append((place, place - micro_batches if chunk else -1, forward_s[chunk]))
+            chunk = (vpp - 1 - local) * pp + rank
+            place = chunk * micro_batches + micro_batch
+            waits = back_at + place + micro_batches if chunk < last else place
+            back.append((back_at + place, waits, backward_s[chunk]))
+        warm_up = 2 * (pp - rank - 1) + (vpp - 1) * pp if vpp > 1 else pp - rank - 1
+        warm_up = min(warm_up, len(ahead))
+        order = ahead[:warm_up]
+        for pair in zip(ahead[warm_up:], back, strict=False):
+            order += pair
+        orders.append(order + back[len(ahead) - warm_up :])
+    return orders
 
 
-def _run(
-    forward_s: Sequence[float], backward_s: Sequence[float], pp: int, orders: list[list[Operation]]
-) -> float:
+def _run(orders: list[list[Operation]]) -> float:
     """The time at which the last operation is done."""
-    last = len(forward_s) - 1
-    done: dict[Operation, float] = {}
-    clock = [0.0] * pp
-    place = [0] * pp
     left = sum(len(order) for order in orders)
+    # Two places more: what a rank that is through waits for, and an operation without a predecessor.
+    done: list[float | None] = [None] * (left + 1)
+    done.append(0.0)
+    clock = [0.0] * len(orders)
+    waiting = [iter(order) for order in orders]
+    now = [next(order) for order in waiting]
     while left:
         before = left
-        for rank, order in enumerate(orders):
-            while place[rank] < len(order):
-                operation = order[place[rank]]
-                ahead, chunk, micro_batch = operation
-                if ahead:
-                    ready = done.get((True, chunk - 1, micro_batch)) if chunk else 0.0
-                else:
-                    ready = done.get(
-                        (False, chunk + 1, micro_batch) if chunk < last else (True, chunk, micro_batch)
-                    )
-                if ready is None:
-                    break
-                spent = forward_s[chunk] if ahead else backward_s[chunk]
-                clock[rank] = done[operation] = max(clock[rank], ready) + spent
-                place[rank] += 1
+        for rank, order in enumerate(waiting):
+            if not left:
+                break
+            place, waits, spent = now[rank]
+            at = clock[rank]
+            while (ready := done[waits]) is not None:
+                at = (ready if ready > at else at) + spent
+                done[place] = at
                 left -= 1
+                following = next(order, None)
+                if following is None:
+                    now[rank] = (-2, -2, 0.0)
+                    break
+                place, waits, spent = now[rank] = following
+            clock[rank] = at
         assert left < before, "a schedule waits for itself"
     return max(clock)

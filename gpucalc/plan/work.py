@@ -6,7 +6,7 @@ and writes of the kernels each code path launches, counted; the arithmetic is in
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpucalc.errors import InputError
@@ -428,10 +428,14 @@ def _linears(
     fused: bool = False,
 ) -> None:
     seen: set[tuple[int, float]] = set()
+    made: dict[Any, tuple[Line, list[Line]]] = {}  # keys and values, gate and up have one shape
     for linear in linears:
         inside = fused and linear.shard is Shard.EXPERT
-        forward, backward = linear_lines(linear, tokens, layout, recipe, device, low=low, fused=inside)
-        work.matrix.append(forward)
+        key = (linear.inputs, linear.outputs, linear.shard, linear.active, linear.copies)
+        if key not in made:
+            made[key] = linear_lines(linear, tokens, layout, recipe, device, low=low, fused=inside)
+        forward, backward = made[key]
+        work.matrix.append(forward if forward.name == linear.name else replace(forward, name=linear.name))
         work.matrix_back.extend(backward)
         work.calls += LINEAR_CALLS[recipe.kernels]
         rows, inputs, outputs, matrices = local_shape(linear, tokens, layout)
