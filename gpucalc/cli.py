@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gpucalc.counts import Counts
+    from gpucalc.documents import Estimate
     from gpucalc.plan.answer import Plan
     from gpucalc.spec.model import ModelSpec
 
@@ -163,6 +164,9 @@ def plan_command(
             "--scale", metavar="N,N,...", help="Rate, efficiency and cost on these numbers of GPUs instead."
         ),
     ] = None,
+    rules: Annotated[
+        bool, typer.Option("--rules", help="Show every planning document's rule that applies, beside ours.")
+    ] = False,
 ) -> None:
     """Does JOB fit, how fast is it, what binds, what would help."""
     from gpucalc.plan.answer import Level
@@ -172,14 +176,21 @@ def plan_command(
         return
 
     answer, origin = _planned(job, gpus, task, sets, catalog, model=model, hub=hub, advice=not quiet)
+    told: tuple[Estimate, ...] = ()
+    if rules:
+        from gpucalc.catalog import open_catalog
+        from gpucalc.documents import estimates
+        from gpucalc.spec.fleet import parse_fleet
+
+        told = estimates(answer, open_catalog(catalog).cluster(parse_fleet(answer.fleet)))
     if as_json:
         from gpucalc.report import json
 
-        emit_json(json.plan(answer, origin))
+        emit_json(json.plan(answer, origin, told))
     else:
         from gpucalc.report import table
 
-        draw(table.verdict(answer.verdict) if quiet else table.plan(answer))
+        draw(table.verdict(answer.verdict) if quiet else table.plan(answer, told))
     if strict and answer.verdict.level is Level.DOES_NOT_FIT:
         raise typer.Exit(ExitCode.NO)
 

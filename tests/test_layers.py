@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"validate", "validate_serving"},
     {"accuracy"},
     {"planner"},
-    {"check", "diff", "oom", "oom_tensors", "doctor", "explain", "trace", "claims", "scale"},
+    {"check", "diff", "oom", "oom_tensors", "doctor", "explain", "trace", "claims", "scale", "documents"},
     {"report", "probe"},
     {"cli"},
     {"__main__"},

@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from gpucalc.documents import Estimate, headline
 from gpucalc.explain import Explanation, assumed_facts
 from gpucalc.line import Line
 from gpucalc.plan.answer import HostFit, Plan
@@ -32,8 +33,11 @@ def text(body: Mapping[str, Any], *, indent: int | None = None) -> str:
     return json.dumps(document, indent=indent, allow_nan=False)
 
 
-def plan(answer: Plan, provenance: Mapping[str, Any]) -> Document:
-    """The whole plan: the verdict first, then the tree of lines it was taken on."""
+def plan(answer: Plan, provenance: Mapping[str, Any], rules: Sequence[Estimate] = ()) -> Document:
+    """The whole plan: the verdict first, then the tree of lines it was taken on.
+
+    `rules` are the planning documents' estimates; without any, their memory rule alone is told.
+    """
     verdict = answer.verdict
     return {
         "name": answer.name,
@@ -62,6 +66,7 @@ def plan(answer: Plan, provenance: Mapping[str, Any]) -> Document:
         else {"expected_error_fraction": answer.speed_error[0], "basis": answer.speed_error[1]},
         "actions": [record(item) for item in answer.actions],
         "launch": answer.launch,
+        "documents": [_estimate(item) for item in rules or (headline(answer),)],
         "notes": list(answer.notes),
         "provenance": dict(provenance),
     }
@@ -75,6 +80,17 @@ def _host(host: HostFit | None) -> Document | None:
         "needed_bytes": plain(host.needed.value),
         "capacity_bytes": None if host.capacity is None else plain(host.capacity.value),
         "phase": host.phase,
+    }
+
+
+def _estimate(item: Estimate) -> Document:
+    return {
+        "claim": item.claim,
+        "rule": item.rule,
+        "by_rule": line(item.line),
+        "ours": None if item.ours is None else _leaf(item.ours),
+        "by_rule_over_ours": item.times_ours,
+        "why": item.why,
     }
 
 

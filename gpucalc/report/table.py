@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.style import Style
@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gpucalc import units
+from gpucalc.documents import Estimate
 from gpucalc.explain import Explanation, assumed_facts, number
 from gpucalc.line import Line
 from gpucalc.plan.answer import Action, Level, Plan, Verdict
 from gpucalc.plan.layout import Layout, Recipe
-from gpucalc.report import serving
+from gpucalc.report import documents, serving
 from gpucalc.report.screen import (
     HEADING,
     QUIET,
@@ -39,10 +40,11 @@ _BAR = 22
 _SMALLEST_SHARE = (0.0005, 0.002, 0.03)
 
 
-def plan(answer: Plan) -> RenderableType:
-    """The whole report of a plan."""
+def plan(answer: Plan, rules: Sequence[Estimate] = ()) -> RenderableType:
+    """The whole report of a plan; `rules` are the planning documents' estimates, shown when there are any."""
     parts: list[RenderableType] = [_title(answer), Text(), verdict(answer.verdict), Text()]
     parts.append(serving.memory(answer) if answer.serves else _memory(answer))
+    parts.append(indent(documents.one_line(answer)))
     if answer.cache is not None:
         parts += [Text(), serving.cache(answer)]
     if answer.launch is not None:
@@ -71,6 +73,8 @@ def plan(answer: Plan) -> RenderableType:
             heading("Figures nobody measured or stated here, marked *"),
             indent(_assumed(facts)),
         ]
+    if rules:
+        parts += [Text(), documents.table(rules)]
     if answer.notes:
         parts += [Text(), heading("Notes"), *(indent(Text("- " + clean(note))) for note in answer.notes)]
     return Group(*parts)
