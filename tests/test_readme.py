@@ -67,7 +67,7 @@ def accuracy_table() -> str:
     """The recorded errors as the README shows them."""
     recorded = load_yaml(ROOT / "catalogs/measurements/accuracy.yaml").data
     rows = [
-        "| quantity | framework | runs | sources | median error | nine in ten within |",
+        "| quantity | framework | values | groups | median error | nine in ten within |",
         "|---|---|---|---|---|---|",
     ]
     for quantity, frameworks in recorded.items():
