@@ -343,7 +343,10 @@ def validate_command(
     quantity: Annotated[
         list[str] | None,
         typer.Option(
-            "--quantity", metavar="NAME", help="peak_memory, throughput or collective; all when not said."
+            "--quantity",
+            metavar="NAME",
+            help="peak_memory, throughput, collective, or of deployments weights, kv_tokens, decode_speed,"
+            " batched_speed, prefill, verdict and more; all when not said.",
         ),
     ] = None,
     where: Annotated[
@@ -355,7 +358,9 @@ def validate_command(
     by: Annotated[
         str | None,
         typer.Option(
-            "--by", metavar="PART", help="Errors by group, framework, arch, gpu, model, op, link or size."
+            "--by",
+            metavar="PART",
+            help="Errors by group, framework, arch, gpu, model, quant, op, link or size.",
         ),
     ] = None,
     points: Annotated[bool, typer.Option("--points", help="One row per measured value.")] = False,
