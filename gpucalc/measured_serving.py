@@ -88,6 +88,10 @@ _ONLY = re.compile(r"only the (\w+) figure is meaningful")
 _NOT_SHOWN = re.compile(r"value of (\w+) not shown")
 _DEFAULT_SHARE = re.compile(r"default utili[sz]ation")
 _MEMORY_TOLERANCE = 0.006  # a log's total memory beside a catalogue GPU's
+_WHOLE = (
+    "tp", "pp", "dp", "ep", "isl", "osl", "concurrency", "max_model_len", "max_num_seqs",
+    "max_num_batched_tokens",
+)  # fmt: skip
 _SOME_TOKENS = 128  # of a request nobody described; pools do not depend on it
 _ANY_GPU = "h100-sxm-80gb"  # stands for a GPU that is not named, where only tensors are counted
 
@@ -340,6 +344,9 @@ class _Draft:
 
     def finish(self) -> Deployment:
         """The deployment; raises _Lacking or InputError."""
+        odd = next((key for key in _WHOLE if key in self.run and _count(self.run[key]) is None), None)
+        if odd is not None:
+            raise _Lacking(f"run.{odd} is {self.run[odd]!r}, not a whole number")
         if _LAID_OUT_ELSEWHERE.search(str(self.row.data.get("notes") or "")):
             raise _Lacking("part of the weights lies in host memory, where is not stated")
         engine = str(self.run.get("framework") or "").casefold()
@@ -417,6 +424,9 @@ class _Draft:
         missing = next((key for key in needed if facts.get(key) is None), None)
         if missing is not None:
             raise _Lacking(f"model.{missing} not stated and {name!r} is not in the catalogue")
+        odd = next((key for key in needed if not is_number(facts[key])), None)
+        if odd is not None:
+            raise _Lacking(f"model.{odd} is {facts[odd]!r}, not a number")
         layers, hidden = int(facts["layers"]), int(facts["hidden"])
         head = int(facts.get("head_dim") or hidden // int(facts["heads"]))
         attention = hidden * head * 2 * (int(facts["heads"]) + int(facts["kv_heads"]))

@@ -216,6 +216,8 @@ def test_a_model_given_by_its_shape_and_size(normaliser: ServingNormaliser) -> N
         ({"gpus": "8xh100-sxm-80gb", "run.tp": None}, "run.tp"),
         ({"gpus": "8xh100-sxm-80gb", "run.tp": 4}, "4 is not 8 GPUs"),
         ({"notes": "partly off-loaded: 18 GiB file"}, "host memory"),
+        ({"run.tp": "two"}, "run.tp is 'two'"),
+        ({"run.max_model_len": 0}, "run.max_model_len is 0"),
     ],
 )
 def test_a_lacking_row_is_skipped_by_the_field_it_lacks(
