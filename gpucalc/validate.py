@@ -10,6 +10,7 @@ Deployments are compared in `validate_serving`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -261,6 +262,9 @@ class Reading:
     unit: str
     of: Callable[[Estimate], float]
     source: str
+
+
+_OTHER_LENGTHS = re.compile(r"sequences are shorter\s+than")
 
 
 def speed_of(row: Row) -> Reading | Skip | None:
@@ -592,6 +596,10 @@ def compare(
         if isinstance(speed, Skip):
             skip("throughput", speed.reason)
             asked.remove("throughput")
+        if _OTHER_LENGTHS.search(str(row.data.get("notes") or "")):
+            for quantity in asked:
+                skip(quantity, "samples are shorter than run.seq_len by the row's own notes")
+            continue
         ready = normaliser.job_of(row)
         if isinstance(ready, Skip):
             for quantity in asked:
