@@ -312,6 +312,117 @@ def check_command(
     raise typer.Exit(report.exit_code(strict=strict))
 
 
+@app.command("diff")
+def diff_command(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="JOB, REVISION:FILE of git, or a plan's JSON.")],
+    new: Annotated[
+        str | None, typer.Argument(metavar="NEW", help="The same; OLD with the flags when left out.")
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option("--job", metavar="JOB", help="Plan JOB with the catalogue folders OLD and NEW."),
+    ] = None,
+    gpus: Annotated[str | None, typer.Option("--gpus", metavar="SPEC", help="GPUs of NEW.")] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="train|serve", help="Task of NEW when it is only a model.")
+    ] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a key of NEW; repeatable.")
+    ] = None,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option("--format", metavar="NAME", help="table, json or markdown; repeatable."),
+    ] = None,
+    outputs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="File of the --format of the same rank; - is the screen."
+        ),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="List lines that hardly moved too.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 1 when the verdict, speed or cost is worse.")
+    ] = False,
+    catalog: CatalogDir = None,
+) -> None:
+    """Show every line that moved between two plans, the verdict first."""
+    from gpucalc import diff
+    from gpucalc.catalog import open_catalog
+    from gpucalc.errors import InputError
+    from gpucalc.report import answers
+    from gpucalc.report import files as report_files
+
+    places = _report_places(formats, outputs, "table", ("table", "json", "markdown"))
+    report_files.look([path for _, path in places if path is not None])
+    known = open_catalog(catalog)
+    other, changes = new if new is not None else old, tuple(sets or ())
+    if job is not None:
+        sides = [diff.with_calibration(folder, job, known) for folder in (old, other)]
+    elif new is None and not (gpus or task or changes):
+        raise InputError("is missing", where="NEW", legal="a second plan, or --gpus or --set")
+    else:
+        sides = [diff.side(old, known), diff.side(other, known, gpus=gpus, task=task, sets=changes)]
+    found = diff.compare(*sides)
+
+    def text(name: str) -> str:
+        if name == "json":
+            from gpucalc.report import json
+
+            return json.text(answers.difference_document(found), indent=2)
+        if name == "markdown":
+            return answers.difference_markdown(found, every=every)
+        from gpucalc.report.screen import render
+
+        return render(answers.difference_table(found, every=every), color=False)
+
+    report_files.write({path: text(name) for name, path in places if path is not None})
+    shown = next((name for name, path in places if path is None), "table")
+    if shown == "table":
+        draw(answers.difference_table(found, every=every))
+    else:
+        emit(text(shown))
+    if strict and found.regressions:
+        raise typer.Exit(ExitCode.NO)
+
+
+@app.command("oom")
+def oom_command(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A log with the message; - reads it here.")],
+    job: Annotated[
+        str | None,
+        typer.Option(
+            "--job", metavar="JOB", help="The job that failed: names the tensor, finds what would fit."
+        ),
+    ] = None,
+    gpus: Gpus = None,
+    task: Task = None,
+    sets: Sets = None,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+) -> None:
+    """Read an out-of-memory message: which tensor that was, what would fit."""
+    from gpucalc.catalog import open_catalog
+    from gpucalc.errors import InputError
+    from gpucalc.jobs import resolve
+    from gpucalc.oom import MAX_TEXT, diagnose
+    from gpucalc.report import answers
+    from gpucalc.spec.yamlio import read_text
+
+    if job is None and (gpus is not None or sets or task is not None):
+        raise InputError("goes with a job", where="--gpus, --set or --task", legal="--job JOB")
+    if file == "-":
+        text = sys.stdin.buffer.read(MAX_TEXT + 1).decode("utf-8", "replace")
+    else:
+        text = read_text(file, max_bytes=MAX_TEXT)
+    known = open_catalog(catalog)
+    resolved = resolve(job, known, gpus=gpus, task=task, sets=sets or ()) if job is not None else None
+    found = diagnose(text, job=resolved, catalog=known)
+    if as_json:
+        emit_json(answers.diagnosis_document(found))
+    else:
+        draw(answers.diagnosis_table(found))
+
+
 def _report_places(
     formats: list[str] | None, outputs: list[Path] | None, default: str, legal: Sequence[str]
 ) -> list[tuple[str, Path | None]]:
