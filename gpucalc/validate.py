@@ -541,7 +541,7 @@ def parse_where(texts: Iterable[str]) -> dict[str, str]:
     return out
 
 
-_SHORT = {"framework": "run.framework", "precision": "run.precision", "stack": "run.stack"}
+_SHORT = {key: f"run.{key}" for key in ("framework", "precision", "stack", "quant")}
 
 
 def _selected(row: Row, where: Mapping[str, str]) -> bool:
