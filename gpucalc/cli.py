@@ -592,6 +592,46 @@ def claims_command(
         draw(claims_report.detail(found[0]) if name is not None else claims_report.report(found))
 
 
+@app.command("trace")
+def trace_command(
+    factory: Annotated[
+        str, typer.Argument(metavar="MODULE:FACTORY", help="What makes the module, such as networks:resnet50.")
+    ],
+    inputs: Annotated[
+        list[str],
+        typer.Option(
+            "--input",
+            metavar="SHAPE",
+            help="[name=][dtype:]1x3x224x224 of an argument of forward, batch first; repeatable.",
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Option("--arg", metavar="KEY=VALUE", help="An argument of the factory; repeatable."),
+    ] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")] = "float32",
+    name: Annotated[str | None, typer.Option("--name", help="Name in the model file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the model file here.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run your module's code on shapes alone, and print it as a model file that plan takes."""
+    from gpucalc.importers.load import model_yaml
+    from gpucalc.trace import parse_argument, parse_input, trace
+
+    shapes = [parse_input(text) for text in inputs]
+    given = dict(parse_argument(text) for text in arguments or ())
+    typer.echo(f"this imports {factory.partition(':')[0]} and runs its code on this machine", err=True)
+    spec = trace(factory, shapes, arguments=given, dtype=dtype, name=name)
+    if output is not None:
+        output.write_text(model_yaml(spec), encoding="utf-8")
+    if as_json:
+        emit_json({"model": spec.model_dump(mode="json", exclude_none=True, exclude_defaults=True)})
+    elif output is None:
+        emit(model_yaml(spec).rstrip())
+
+
 def _planned(
     job: str,
     gpus: str | None,

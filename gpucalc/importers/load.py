@@ -13,6 +13,7 @@ from gpucalc.errors import InputError
 from gpucalc.importers import formats, hub, huggingface, weights
 from gpucalc.importers.huggingface import Imported
 from gpucalc.importers.words import ImportedJob
+from gpucalc.spec.model import ModelSpec
 from gpucalc.spec.yamlio import load_yaml, read_text
 
 MAX_LINE = 2**20
@@ -35,7 +36,16 @@ class Loaded:
         """The file, with what is still open as comments."""
         notes = [f"from {self.where} ({self.format})", *(f"open: {text}" for text in self.asked)]
         head = "".join(f"# {' '.join(note.split())}\n" for note in notes)
-        return head + yaml.safe_dump(self.data, sort_keys=False, allow_unicode=True, width=100)
+        return head + _dump(self.data)
+
+
+def model_yaml(spec: ModelSpec) -> str:
+    """A model as a file of ours."""
+    return _dump(spec.model_dump(mode="json", exclude_none=True, exclude_defaults=True))
+
+
+def _dump(data: dict[str, Any]) -> str:
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
 
 
 def load(

@@ -137,6 +137,29 @@ class WeightsSpec(Spec):
     bytes_by_part: dict[str, int] = Field(default_factory=dict)  # vision experts embedding head linear rest
 
 
+class TracedBlock(Spec):
+    """A part of a traced module; work and bytes are per sample."""
+
+    name: str
+    kind: str  # its class
+    params: int = Field(ge=0)
+    flops_forward: float = Field(ge=0)
+    saved_bytes: float
+
+
+class TraceSpec(Spec):
+    """How a module was traced, and what it came to; bytes are as kept for backward in the traced type."""
+
+    inputs: tuple[str, ...]
+    torch: str
+    buffers: int = Field(default=0, ge=0)
+    saved_bytes_per_sample: float
+    saved_bytes_fixed: float = 0.0
+    check_batch: int
+    check_error: float
+    blocks: tuple[TracedBlock, ...] = ()
+
+
 class ModelSpec(Spec):
     """One model. Every field but a name may be missing; the graph builder names what it lacks."""
 
@@ -223,6 +246,7 @@ class ModelSpec(Spec):
     config_source: str | None = None
     count_status: str | None = None
     weights: WeightsSpec | None = None
+    trace: TraceSpec | None = None
     notes: str | None = None
 
     @field_validator("pattern")
