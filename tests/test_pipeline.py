@@ -43,3 +43,11 @@ def test_columns_equal_scalars() -> None:
         assert list(column) == [
             f.in_flight_micro_batches(pp=4, vpp=vpp, rank=1, micro_batches=int(x)) for x in m
         ]
+
+
+def test_zero_bubble_by_hand() -> None:
+    # 4 stages, forward 2 s, input gradients 2 s, weight gradients 1.5 s: 3 x (2 + 2 - 1.5)
+    assert f.zero_bubble_s(pp=4, forward_s=2.0, input_gradient_s=2.0, weight_gradient_s=1.5) == 7.5
+    assert f.zero_bubble_s(pp=1, forward_s=2.0, input_gradient_s=2.0, weight_gradient_s=1.5) == 0
+    one_f_one_b = f.bubble_s(ideal_s=8 * 5.5, overhead=f.bubble_overhead(pp=4, vpp=1, micro_batches=8))
+    assert one_f_one_b == 16.5

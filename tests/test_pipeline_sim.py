@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpucalc.catalog import open_catalog
+from gpucalc.errors import Infeasible
 from gpucalc.formulas import pipeline as f
 from gpucalc.graph import build_graph
 from gpucalc.plan.layout import Layout
 from gpucalc.plan.pipeline_sim import simulate
-from gpucalc.plan.resolve import resolve_recipe, settle
+from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
 from gpucalc.plan.stages import chunk_layers, stages
 from gpucalc.plan.time import step_time
 from gpucalc.spec.job import TrainRun
@@ -125,3 +126,25 @@ def test_chunks_hold_what_their_ranks_hold(pp: int, vpp: int) -> None:
     for stage in stages(graph, pp=pp, vpp=vpp):
         own = [chunk for index, chunk in enumerate(chunks) if index % pp == stage.index]
         assert stage.depth == sum(sum(chunk.values()) for chunk in own)
+
+
+def test_zero_bubble_waits_less_than_1f1b() -> None:
+    plain = _step("llama-3-70b", simulated=True, pp=8, micro_batches=16)
+    split = _step("llama-3-70b", simulated=True, pp=8, micro_batches=16, schedule="zero-bubble")
+    assert 0 < split[1] < 0.7 * plain[1]
+    assert plain[0] - split[0] == pytest.approx(plain[1] - split[1])
+
+
+def test_zero_bubble_has_one_chunk_per_rank() -> None:
+    run = {
+        "task": "train",
+        "framework": "megatron",
+        "seq_len": 4096,
+        "pp": 4,
+        "vpp": 2,
+        "schedule": "zero-bubble",
+    }
+    settled, _ = settle(TrainRun.model_validate({**run, "micro_batch": 1, "global_batch": 8}))
+    graph = build_graph(CATALOG.model("llama-3-8b"))
+    with pytest.raises(Infeasible, match="one chunk of layers per rank"):
+        resolve_layout(settled, graph, gpus=4)

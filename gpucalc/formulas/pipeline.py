@@ -6,7 +6,7 @@ Checked against an event simulation of the schedules: exact in 8 of 8 cases.
 from __future__ import annotations
 
 from gpucalc.formula import formula
-from gpucalc.num import Num, minimum, where
+from gpucalc.num import Num, maximum, minimum, where
 
 _SIMULATED = "Narayanan et al. 2021; exact against an event simulation of 8 schedules"
 
@@ -21,6 +21,16 @@ def bubble_overhead(*, pp: Num, vpp: Num, micro_batches: Num) -> Num:
 def bubble_s(*, ideal_s: Num, overhead: Num) -> Num:
     """Idle time per step beside `ideal_s`, the time of all its micro-batches on one stage."""
     return ideal_s * overhead
+
+
+@formula(
+    unit="s",
+    source="Qi et al. 2023 (Zero Bubble Pipeline Parallelism), ZB-H1: weight gradients fill the draining"
+    " pipeline; as many micro-batches in flight as 1F1B",
+)
+def zero_bubble_s(*, pp: Num, forward_s: Num, input_gradient_s: Num, weight_gradient_s: Num) -> Num:
+    """Idle time per step when weight gradients are computed apart: (p - 1)(F + B - W) of a micro-batch."""
+    return (pp - 1) * maximum(forward_s + input_gradient_s - weight_gradient_s, 0)
 
 
 @formula(unit="count", source=_SIMULATED)

@@ -89,7 +89,8 @@ class ErrorTable:
 
     def time_error(self, framework: str) -> tuple[float, str]:
         """The expected error of a step time as a fraction, and where it comes from."""
-        return self._expected(self.time, framework)
+        error, basis = self._expected(self.time, framework)
+        return error, f"{basis}; equal runs differ by 10 to 30 % between software releases, see run.year"
 
     def serving_error(self, engine: str, *, alone: bool) -> tuple[float, str]:
         """The expected error of a deployment's rates as a fraction, and where it comes from."""

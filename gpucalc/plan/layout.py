@@ -29,7 +29,7 @@ class Layout:
     micro_batch: int
     micro_batches: int  # per step and pipeline, gradient accumulation
     sequence_parallel: bool
-    schedule: str  # 1f1b | interleaved | gpipe | none
+    schedule: str  # 1f1b | interleaved | zero-bubble | none
 
     @property
     def world(self) -> int:

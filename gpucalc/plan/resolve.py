@@ -145,6 +145,8 @@ def resolve_layout(run: TrainRun, graph: Graph, *, gpus: int) -> tuple[Layout, t
                 f"grad_accum {run.grad_accum} x micro_batch {micro_batch} x dp {dp} = {product},"
                 f" but global_batch is {run.global_batch}"
             )
+    if run.schedule == "zero-bubble" and vpp > 1:
+        rules.append(f"schedule zero-bubble runs one chunk of layers per rank, but vpp is {vpp} (nearest: 1)")
     if rules:
         raise Infeasible(rules)
     zero_stage = run.zero_stage if isinstance(run.zero_stage, int) else 0
@@ -162,7 +164,7 @@ def resolve_layout(run: TrainRun, graph: Graph, *, gpus: int) -> tuple[Layout, t
         micro_batch=micro_batch,
         micro_batches=global_batch // (dp * micro_batch),
         sequence_parallel=bool(run.sequence_parallel) and tp > 1,
-        schedule="none" if pp == 1 else "interleaved" if vpp > 1 else "1f1b",
+        schedule="none" if pp == 1 else "interleaved" if vpp > 1 else run.schedule or "1f1b",
     )
     return layout, tuple(assumed)
 

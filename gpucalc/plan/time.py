@@ -85,7 +85,10 @@ WHOLE_SHARE = _known("direct_share", 1.0, "fraction", "tensor-core convolutions 
 OPTIMIZER_PASSES = {"eager": 2.5, "compiled": 2.5, "fused": 1.0}
 # Host time of the update of one tensor, in units of a kernel launch: kernels, casts, unscaling and clipping.
 FOREACH_YEAR = 2023
-TENSOR_CALLS = {"adamw": 20, "adam": 20, "adafactor": 40, "adamw-8bit": 12, "sgd-momentum": 8, "sgd": 6}
+TENSOR_CALLS = {
+    "adamw": 20, "adamw-unfused": 20, "adam": 20, "adafactor": 40, "adamw-8bit": 12,
+    "sgd-momentum": 8, "sgd": 6,
+}  # fmt: skip
 # What one multiprocessor moves per clock in image networks' elementwise kernels.
 IMAGE_BYTES_PER_CLOCK = _known(
     "bytes_per_clock",
@@ -219,8 +222,8 @@ def _pool_step(
         micro_batch = maximum(micro_batch, time.micro_batch_s)
     if not is_scalar(layout.pp) or layout.pp > 1:
         ideal = Line("micro_batch", micro_batch, "s", Kind.MODELLED, source=_ABOVE)
-        bubble = _bubble(layout, ideal)
-        if simulated:
+        bubble = _bubble(layout, ideal) if layout.schedule != "zero-bubble" else _zero_bubble(layout, worst)
+        if simulated and layout.schedule != "zero-bubble":
             by_rank = [by_stage[_composition(stage)] for stage in held]
             bubble = _simulated_bubble(graph, by_rank, layers, layout, recipe, bubble)
         parts += [bubble, _messages(graph, layout, recipe, links)]
@@ -477,6 +480,26 @@ def _bubble(layout: Layout, micro_batch: Line) -> Line:
             vpp=layout.vpp,
             micro_batches=layout.micro_batches,
         ),
+    )
+
+
+def _zero_bubble(layout: Layout, worst: _StageTime) -> Line:
+    """Idle time when weight gradients wait for the pipeline to drain, all stages as long as the slowest."""
+    weights: Num = 0.0
+    for line in worst.backward:
+        for part in line.children[0].children:
+            products = (p.value for p in part.children if p.name.endswith("_weight_gradient"))
+            weights = weights + line.inputs["times"] * sum(products)
+    forward = _value(worst.forward)
+    return compute(
+        "bubble",
+        pipeline.zero_bubble_s,
+        pp=layout.pp,
+        forward_s=Line("forward", forward, "s", Kind.MODELLED, source=_ABOVE),
+        input_gradient_s=Line(
+            "input_gradient", worst.micro_batch_s - forward - weights, "s", Kind.MODELLED, source=_ABOVE
+        ),
+        weight_gradient_s=Line("weight_gradient", weights, "s", Kind.MODELLED, source=_ABOVE),
     )
 
 

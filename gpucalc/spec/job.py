@@ -182,6 +182,7 @@ _TRAIN_KEYS: dict[str, tuple[str, ...]] = {
     "pp": _MODEL_PARALLEL,
     "vpp": ("megatron", "torchtitan"),
     "pipeline_split": _MODEL_PARALLEL,
+    "schedule": _MODEL_PARALLEL,
     "cp": _MODEL_PARALLEL,
     "ep": _MODEL_PARALLEL,
     "etp": ("megatron", "torchtitan"),
@@ -264,6 +265,10 @@ class TrainRun(Spec):
     tp: Degree = Field(default=1, description="tensor parallel ranks")
     pp: Degree = Field(default=1, description="pipeline stages")
     vpp: Degree = Field(default=1, description="virtual stages per pipeline rank (interleaved schedule)")
+    schedule: Literal["1f1b", "zero-bubble"] | None = Field(
+        default=None,
+        description="order of a pipeline's work; zero-bubble splits backward (ZB-H1), vpp > 1 interleaves",
+    )
     pipeline_split: Literal["even", "uneven"] = Field(
         default="even", description="uneven: stages may hold different numbers of layers"
     )
