@@ -197,7 +197,7 @@ def _machine_rules(plan: Plan, cluster: Cluster) -> Iterator[Estimate]:
 
     cards = min(cluster.gpus_per_node, plan.gpus)
     gpu = cluster.pools[0].gpu
-    if gpu.tdp is not None and len(cluster.pools) == 1:
+    if gpu.tdp is not None and len(cluster.pools) == 1 and cards > 1:
         power = compute("cards_power", cards_power_w, gpus=cards, tdp_w=gpu.tdp.line("tdp"))
         supply = compute("supply", supply_w, gpu_power_w=power, other_w=0, load_share=0.8)
         yield Estimate(
@@ -208,7 +208,7 @@ def _machine_rules(plan: Plan, cluster: Cluster) -> Iterator[Estimate]:
             f"one {gpu.name} draws {gpu.tdp.value:,.0f} W; {cards} of them alone take "
             f"{supply.value:,.0f} W of supply at 80 % load",
         )
-    if gpu.pcie_lanes is not None:
+    if gpu.pcie_lanes is not None and cards > 1:
         yield Estimate(
             "B17",
             "16 PCIe lanes at least",
@@ -216,13 +216,14 @@ def _machine_rules(plan: Plan, cluster: Cluster) -> Iterator[Estimate]:
             compute("lanes", lanes_for_cards, gpus=cards, width=gpu.pcie_lanes),
             f"16 lanes are one card's; ours is full width for each of a machine's {cards}",
         )
-    yield Estimate(
-        "B18",
-        "16 processor cores at least",
-        _stated("cores_by_rule", 16, "cores"),
-        compute("cores", loader_cores, gpus=cards, cores_per_gpu=4),
-        "ours is four cores for each of a machine's GPUs, the low end of practice",
-    )
+    if cards > 1:
+        yield Estimate(
+            "B18",
+            "16 processor cores at least",
+            _stated("cores_by_rule", 16, "cores"),
+            compute("cores", loader_cores, gpus=cards, cores_per_gpu=4),
+            "ours is four cores for each of a machine's GPUs, the low end of practice",
+        )
     yield Estimate(
         "A47",
         "10 % of the GPUs spare",
