@@ -198,10 +198,10 @@ def test_all_claims_are_there_with_verdict_place_reason_and_evidence(every: dict
 def test_counts_of_verdicts(every: dict[str, Claim]) -> None:
     assert tally(every.values()) == {
         "sound": 38,
-        "approximate": 48,
+        "approximate": 47,
         "contradictory": 20,
         "wrong": 28,
-        "unverifiable": 19,
+        "unverifiable": 20,
     }
 
 
@@ -234,7 +234,7 @@ def test_a_verdict_nobody_could_check_says_so(every: dict[str, Claim]) -> None:
         keys = {said.key for said in item.evidence}
         if "none_found" in keys:
             assert item.spec.verdict is ClaimVerdict.UNVERIFIABLE, item.spec.id
-        if keys == {"recall"}:
+        if keys <= {"recall", "ashrae"}:  # from memory alone
             assert item.spec.verdict is ClaimVerdict.UNVERIFIABLE, item.spec.id
 
 
