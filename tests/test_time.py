@@ -244,3 +244,16 @@ def test_columns_are_evaluated_in_pieces() -> None:
         step_times(graph, layout_of(), recipe, cluster)
         == step_time(graph, layout_of(), recipe, cluster).value
     )
+
+
+def test_deepspeed_hooks_show_on_short_sequences() -> None:
+    graph = graph_of("qwen-1.8b")
+    layout = layout_of(dp=1, shard=1, zero_stage=0, micro_batches=8)
+    cluster = cluster_of(1, "a100-sxm-80gb")
+
+    def launch(seq_len: int, stage: int) -> float:
+        recipe = recipe_of(graph, framework="deepspeed", zero_stage=stage, seq_len=seq_len)
+        return float(step_time(graph, layout, recipe, cluster).child("launch").value)
+
+    assert launch(256, 3) > launch(256, 2) > launch(256, 1)
+    assert launch(8192, 2) == 0

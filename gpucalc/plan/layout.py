@@ -96,6 +96,7 @@ class Recipe:
     autocast: bool  # fp32 weights, 16-bit copies made per use
     loss: str
     loss_bytes: int  # per element of what an unfused loss keeps: 4 where logits are upcast
+    loss_chunks: int  # pieces a fused loss is taken in
     method: str  # full | lora | qlora
     adapters: Adapters | None
     dropout: bool
@@ -108,6 +109,7 @@ class Recipe:
     eager_context: bool  # CUDA loads every kernel at start (before 11.7)
     optimizer_in_backward: bool  # gradients are stepped and freed one by one
     gathered_tp_inputs: bool  # tensor-parallel linears keep their gathered, whole input
+    hook_stage: int  # of DeepSpeed's ZeRO, whose hooks run on one GPU too
     overlap: bool  # communication runs beside computation
     moe_dispatcher: str  # alltoall: a copy of a token per expert | deepep: one per rank
     year: int  # of the software: what it overlaps and which kernels it calls

@@ -35,6 +35,7 @@ from gpucalc.spec.hardware import Cluster
 _STREAMS = "design of the framework: gathers and reductions run on streams of their own"
 _ABOVE = "one micro-batch of the slowest stage: the sum of this step's other lines"
 _RUNS = "fitted to the published training runs, groups of equal weight"
+_SET = "set, and checked on the published training runs"
 
 
 def _known(name: str, value: float, unit: str, source: str, kind: Kind = Kind.MODELLED) -> Line:
@@ -59,15 +60,18 @@ RING_OVERLAP = _known(
 )
 # Share of hidden communication that still shows, as multiprocessors and memory bandwidth it takes away.
 CONTENTION = _known(
-    "contention", 0.25, "fraction", f"{_RUNS}; NCCL takes 16 to 32 of an H100's 132 multiprocessors"
+    "contention",
+    0.25,
+    "fraction",
+    f"{_SET}; NCCL takes 16 to 32 of an H100's 132 multiprocessors",
 )
 NETWORK_CONTENTION = _known(
-    "contention", 0.1, "fraction", f"{_RUNS}; over a network NCCL opens fewer channels"
+    "contention", 0.05, "fraction", f"{_SET}: 0 to 0.1 do as well; over a network NCCL opens fewer channels"
 )
 COPY_CONTENTION = _known("contention", 0.0, "fraction", "copy engines take no multiprocessor")
 # Share of sequence-parallel gathers and scatters that runs beside the products they feed.
 TENSOR_HIDDEN = _known(
-    "hidden_share", 0.5, "fraction", f"{_RUNS}: TransformerEngine's chunked overlap, in recipes from 2024 on"
+    "hidden_share", 0.5, "fraction", f"{_SET}: TransformerEngine's chunked overlap, in recipes from 2024 on"
 )
 TENSOR_EXPOSED = _known("hidden_share", 0.0, "fraction", "gathers and scatters wait for one another")
 HOST_BANDWIDTH = _known(
@@ -81,7 +85,8 @@ DEFAULT_PCIE_GENERATION = 4
 # Winograd and FFT convolutions multiply less than the direct form counts; tensor cores run the direct form.
 DIRECT_SHARE = _known("direct_share", 0.72, "fraction", f"{_RUNS}: fp32 convolutions on V100")
 WHOLE_SHARE = _known("direct_share", 1.0, "fraction", "tensor-core convolutions take the direct form")
-# Passes of the optimizer over its states: for-each kernels read and write them several times.
+# Passes of the optimizer over its states: for-each kernels read and write them several times. Set: runs on
+# small batches prefer 1.75 to 4, by source.
 OPTIMIZER_PASSES = {"eager": 2.5, "compiled": 2.5, "fused": 1.0}
 # Host time of the update of one tensor, in units of a kernel launch: kernels, casts, unscaling and clipping.
 FOREACH_YEAR = 2023
@@ -89,6 +94,10 @@ TENSOR_CALLS = {
     "adamw": 20, "adamw-unfused": 20, "adam": 20, "adafactor": 40, "adamw-8bit": 12,
     "sgd-momentum": 8, "sgd": 6,
 }  # fmt: skip
+# DeepSpeed's Python hooks per tensor, in kernel launches; set to Qwen's runs at 256 to 1,024 tokens, whose steps
+# take the same time whatever their length.
+GRADIENT_HOOK_CALLS = 130
+WEIGHT_HOOK_CALLS = 80
 # What one multiprocessor moves per clock in image networks' elementwise kernels.
 IMAGE_BYTES_PER_CLOCK = _known(
     "bytes_per_clock",
@@ -341,9 +350,8 @@ def _stage_time(
         rows = trunk.tokens if head.vocab else layout.micro_batch
         work = head_work(head.hidden, head.vocab, head.linears, rows, layout, recipe, device)
         _add(time, work, "head", 1, recipe, checkpointed=False)
-    host = compute(
-        "host", f.launch_s, kernels=_all_calls(time.launched, recipe), kernel_launch_s=device.launch
-    )
+    kernels = _all_calls(time.launched, recipe) + _hook_calls(stage, recipe)
+    host = compute("host", f.launch_s, kernels=kernels, kernel_launch_s=device.launch)
     time.launch = compute("launch", f.exposed_launch_s, device_s=time.busy_s, host_s=host)
     return time
 
@@ -351,6 +359,20 @@ def _stage_time(
 def _all_calls(forward: Num, recipe: Recipe) -> Num:
     """Kernels of a micro-batch: backward launches twice what forward does, recomputation once more."""
     return forward * (4 if recipe.recompute == "full" else 3)
+
+
+def _hook_calls(stage: Stage, recipe: Recipe) -> int:
+    """Host time of DeepSpeed's hooks over a micro-batch, in kernel launches.
+
+    Stage 2 handles every gradient as it comes, stage 3 also fetches and frees every weight each way.
+    """
+    if recipe.hook_stage < 2:
+        return 0
+    tensors = sum(run.count * block_tensors(run.block) for run in stage.layers)
+    each = GRADIENT_HOOK_CALLS if recipe.adapters is None else 0
+    if recipe.hook_stage == 3:
+        each += WEIGHT_HOOK_CALLS * (3 if recipe.recompute == "full" else 2)
+    return tensors * each
 
 
 def _add(
