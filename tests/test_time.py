@@ -247,7 +247,7 @@ def test_columns_are_evaluated_in_pieces() -> None:
 
 
 def test_deepspeed_hooks_show_on_short_sequences() -> None:
-    graph = graph_of("qwen-1.8b")
+    graph = graph_of("llama-3.2-1b")
     layout = layout_of(dp=1, shard=1, zero_stage=0, micro_batches=8)
     cluster = cluster_of(1, "a100-sxm-80gb")
 

@@ -317,7 +317,7 @@ def _step_temporaries(run: TrainRun, year: int) -> int:
         return 0
     flat = run.framework == "deepspeed" and run.optimizer == "adamw-unfused"
     at_once = run.framework in ("ddp", "hf", "fsdp") and run.optimizer in ("adamw", "adam", "adamw-unfused")
-    if flat or at_once and year >= ALL_AT_ONCE_YEAR:
+    if flat or (at_once and year >= ALL_AT_ONCE_YEAR):
         return 2 if year <= ALL_AT_ONCE_YEAR else 1
     return 0
 
