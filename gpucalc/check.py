@@ -228,7 +228,7 @@ def _file(file: str, plans: _Plans) -> Iterator[Finding]:
 
 def _load(file: str, catalog: Catalog) -> Document:
     path = Path(file)
-    if not path.exists() and "/" not in file and not path.suffix:
+    if "/" not in file and not path.suffix and not os.path.exists(path) and file in catalog.names("jobs"):
         path = catalog.path_of("jobs", file)
     return load_yaml(path, mapping=False)
 
@@ -367,6 +367,9 @@ def _verdict_words(plan: Plan) -> str:
 
 def _verdict_equation(plan: Plan) -> str:
     verdict = plan.verdict
+    if verdict.host_decides and verdict.host is not None and verdict.host.capacity is not None:
+        sign = "<=" if verdict.host.needed.value <= verdict.host.capacity.value else ">"
+        return f"{equation_of(verdict.host.needed)} {sign} {_figure(verdict.host.capacity.value)} bytes"
     worst = compute(
         "needed_with_error",
         limits.worst_case_bytes,

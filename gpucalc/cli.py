@@ -423,6 +423,22 @@ def oom_command(
         draw(answers.diagnosis_table(found))
 
 
+@app.command("schema")
+def schema_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="job, model, gpu, system, plan or check.")],
+) -> None:
+    """Print the JSON Schema of a file or a document, for editors and programs."""
+    import json
+
+    from gpucalc.errors import UnknownName, nearest
+    from gpucalc.report.schemas import NAMES, schema
+
+    if name not in NAMES:
+        near = nearest(name, NAMES)
+        raise UnknownName("no schema of that name", where="NAME", given=name, legal=NAMES, near=near)
+    emit(json.dumps(schema(name), indent=2))
+
+
 def _report_places(
     formats: list[str] | None, outputs: list[Path] | None, default: str, legal: Sequence[str]
 ) -> list[tuple[str, Path | None]]:

@@ -7,6 +7,7 @@ plan, so that either side may be old.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
@@ -171,17 +172,18 @@ def side(
 ) -> Side:
     """The plan an argument stands for: a plan's JSON, REVISION:FILE of git, or a JOB. Raises InputError."""
     path = Path(argument)
-    if path.suffix == ".json" and path.is_file() and (found := _document(path)) is not None:
+    if path.suffix == ".json" and os.path.isfile(path) and (found := _document(path)) is not None:
         if gpus is not None or sets or task is not None:
             raise InputError("is a plan already; flags cannot change it", where=argument)
         return found
-    if ":" in argument and not path.exists():
+    there = os.path.exists(path)  # False for names no file can have
+    if ":" in argument and not there:
         if gpus is not None or sets or task is not None:
             raise InputError("flags cannot change a file of a revision", where=argument)
         job = _at_revision(argument, catalog)
     else:
         # A shipped job stays that job when its GPUs change: the other side is read without the flag.
-        shipped = gpus is not None and not path.exists() and argument.casefold() in catalog.names("jobs")
+        shipped = gpus is not None and not there and argument.casefold() in catalog.names("jobs")
         name = f"jobs/{argument.casefold()}" if shipped else argument
         job = resolve(name, catalog, gpus=gpus, task=task, sets=sets)
     return of_plan(argument, plan_job(job, catalog, advice=False))
@@ -190,7 +192,7 @@ def side(
 def with_calibration(folder: str, job: str, catalog: Catalog) -> Side:
     """The plan of a job where a folder's figures come before the catalogue's. Raises InputError."""
     path = Path(folder)
-    if not any((path / kind).is_dir() for kind in KINDS):
+    if not any(os.path.isdir(path / kind) for kind in KINDS):
         raise InputError(
             "holds no catalogue files", where=folder, legal=f"a folder with any of {', '.join(KINDS)}"
         )

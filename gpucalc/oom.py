@@ -319,7 +319,7 @@ def _host(text: str) -> Message | None:
     if asked:
         return Message("host", tried=Amount(float(asked[1]), 0.5), what="host memory", phase=_phase(text))
     if re.search(
-        r"exit(?:s with return)?\s?code\s*[:=]?\s*-9\b|signal 9|SIGKILL|oom-kill|Killed process", text
+        r"exit(?:s with return)?\s?code\s{0,2}[:=]?\s{0,2}-9\b|signal 9|SIGKILL|oom-kill|Killed process", text
     ):
         return Message(
             "host", what="host memory: the kernel killed the process", phase=_phase(text) or "load"

@@ -15,9 +15,9 @@ def look(paths: list[Path]) -> None:
     if len({os.path.realpath(path) for path in paths}) < len(paths):
         raise InputError("is named twice", where="-o", given=str(paths[-1]))
     for path in paths:
-        if path.is_dir():
+        if os.path.isdir(path):
             raise InputError("is a folder, not a file", where=str(path), key="-o")
-        if not Path(os.path.realpath(path)).parent.is_dir():
+        if not os.path.isdir(os.path.dirname(os.path.realpath(path))):
             raise InputError("the folder is missing", where=str(path), key="-o")
 
 
@@ -32,7 +32,9 @@ def write(texts: Mapping[Path, str]) -> None:
     try:
         for path, text in texts.items():
             target = Path(os.path.realpath(path))  # a link keeps pointing where it did
-            if target.exists() and not target.is_file():  # a pipe or a device is written to, never replaced
+            if os.path.exists(target) and not os.path.isfile(
+                target
+            ):  # a pipe or a device is written to, never replaced
                 special.append((target, text))
                 continue
             draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")

@@ -1,0 +1,161 @@
+"""JSON Schema of what users write and of what programs read: `gpucalc schema NAME`.
+
+Files users write are described by the classes that read them, so that an editor knows the keys.
+Documents are described here beside their writers; tests hold real ones against them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpucalc.check import RULES
+from gpucalc.line import Kind
+from gpucalc.plan.answer import Level
+from gpucalc.report.json import SCHEMA_VERSION
+from gpucalc.spec.base import Spec
+from gpucalc.spec.check import FITS, QUANTITIES, WARN
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+NAMES = ("job", "model", "gpu", "system", "plan", "check")
+
+_Schema = dict[str, Any]
+_TEXT: _Schema = {"type": "string"}
+_NUMBER: _Schema = {"type": "number"}
+_WHOLE: _Schema = {"type": "integer"}
+_TEXTS: _Schema = {"type": "array", "items": _TEXT}
+
+
+def schema(name: str) -> _Schema:
+    """The schema of a kind of file or document."""
+    body = {"plan": _plan, "check": _check}[name]() if name in ("plan", "check") else _written(name)
+    return {"$schema": DIALECT, "title": f"gpucalc {name}", **{k: v for k, v in body.items() if k != "title"}}
+
+
+def _written(name: str) -> _Schema:
+    """A file users write: the schema of the class that reads it."""
+    from gpucalc.spec.gpu import GpuSpec
+    from gpucalc.spec.job import Job
+    from gpucalc.spec.model import ModelSpec
+    from gpucalc.spec.system import SystemSpec
+
+    specs: dict[str, type[Spec]] = {"job": Job, "model": ModelSpec, "gpu": GpuSpec, "system": SystemSpec}
+    found: _Schema = specs[name].model_json_schema()
+    if name == "job":
+        found["properties"]["expect"] = _expect(warn=True)
+        found["properties"]["matrix"] = {"type": "object", "additionalProperties": {"type": "array"}}
+    return found
+
+
+def _expect(*, warn: bool) -> _Schema:
+    comparison: _Schema = {"anyOf": [_TEXT, _NUMBER]}
+    keys: _Schema = {key: {**comparison, "description": item.title} for key, item in QUANTITIES.items()}
+    keys[FITS] = {"enum": [True, False, "marginal"], "description": QUANTITIES[FITS].title}
+    if warn:
+        keys[WARN] = {**_expect(warn=False), "description": "the same keys; a miss warns"}
+    return {"type": "object", "properties": keys, "additionalProperties": False}
+
+
+def _object(needed: _Schema, optional: _Schema | None = None) -> _Schema:
+    return {
+        "type": "object",
+        "properties": {**needed, **(optional or {})},
+        "required": list(needed),
+        "additionalProperties": False,
+    }
+
+
+def _maybe(item: _Schema) -> _Schema:
+    return {"anyOf": [item, {"type": "null"}]}
+
+
+def _plan() -> _Schema:
+    """The document of `plan --json`. What a layout and a recipe hold depends on the task."""
+    level: _Schema = {"enum": [item.value for item in Level]}
+    leaf = {
+        "name": _TEXT,
+        "value": {"anyOf": [_NUMBER, _TEXT]},
+        "unit": {"type": "string", "minLength": 1},
+        "kind": {"enum": [item.value for item in Kind]},
+    }
+    more = {"source": _TEXT, "note": _TEXT}
+    inner = {
+        **more,
+        "formula": _TEXT,
+        "inputs": {"type": "object"},
+        "children": {"type": "array", "items": {"$ref": "#/$defs/line"}},
+    }
+    host = _object(
+        {"level": level, "needed_bytes": _NUMBER, "capacity_bytes": _maybe(_NUMBER), "phase": _TEXT}
+    )
+    verdict = {
+        "level": level,
+        "needed_bytes": _NUMBER,
+        "capacity_bytes": _NUMBER,
+        "margin_bytes": _NUMBER,
+        "expected_error_fraction": _NUMBER,
+        "expected_error_basis": _TEXT,
+        "binds": _TEXT,
+        "phase": _TEXT,
+        "stage": _WHOLE,
+        "host": _maybe(host),
+    }
+    error = _object({"expected_error_fraction": _NUMBER, "basis": _TEXT})
+    action = {
+        "title": _TEXT,
+        "changes": {"type": "object"},
+        "level": level,
+        "needed_bytes": _NUMBER,
+        "step_s": _maybe(_NUMBER),
+        "tokens_per_s": _maybe(_NUMBER),
+    }
+    needed = {
+        "schema_version": {"const": SCHEMA_VERSION},
+        "name": _TEXT,
+        "verdict": _object(verdict),
+        "binds": _TEXT,
+        "fleet": _TEXT,
+        "gpus": _WHOLE,
+        "layout": {"type": "object"},
+        "recipe": {"type": "object"},
+        "lines": {"type": "array", "items": {"$ref": "#/$defs/line"}},
+        "assumptions": {"type": "array", "items": _object({"key": _TEXT, "value": {}, "why": _TEXT})},
+        "assumed_figures": {"type": "array", "items": {"$ref": "#/$defs/figure"}},
+        "speed_error": _maybe(error),
+        "actions": {"type": "array", "items": _object(action)},
+        "launch": _maybe(_TEXT),
+        "documents": {"type": "array", "items": {"type": "object"}},
+        "notes": _TEXTS,
+        "provenance": {"type": "object"},
+    }
+    found = _object(needed)
+    found["additionalProperties"] = True  # a later version may say more
+    return {**found, "$defs": {"line": _object(leaf, inner), "figure": _object(leaf, more)}}
+
+
+def _check() -> _Schema:
+    """The document of `check --format json`."""
+    amount: _Schema = {"anyOf": [_NUMBER, _TEXT, {"type": "null"}]}
+    finding = {
+        "rule": {"enum": list(RULES)},
+        "status": {"enum": ["pass", "warn", "fail"]},
+        "known": {"type": "boolean"},
+        "file": _TEXT,
+        "line": {"type": "integer", "minimum": 1},
+        "job": _TEXT,
+        "cell": _TEXT,
+        "message": _TEXT,
+        "value": amount,
+        "comparison": _TEXT,
+        "limit": amount,
+        "unit": _TEXT,
+        "equation": _maybe(_TEXT),
+        "fingerprint": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+    }
+    counts = dict.fromkeys(("findings", "passed", "warned", "failed", "known"), _WHOLE)
+    return _object(
+        {
+            "schema_version": {"const": SCHEMA_VERSION},
+            "summary": _object(counts),
+            "findings": {"type": "array", "items": _object(finding)},
+        }
+    )
