@@ -648,6 +648,30 @@ def trace_command(
         emit(model_yaml(spec).rstrip())
 
 
+@app.command("probe")
+def probe_command(
+    take_inventory: Annotated[
+        bool, typer.Option("--inventory", help="What the driver tells of every GPU; nothing is measured.")
+    ] = False,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+) -> None:
+    """Read the attached GPUs, field by field; exit 4 when there is none."""
+    from gpucalc.catalog import open_catalog
+    from gpucalc.errors import InputError
+    from gpucalc.probe import command
+
+    if not take_inventory:
+        raise InputError("says what to probe", where="probe", legal="--inventory")
+    found = command.attached(open_catalog(catalog))
+    if as_json:
+        emit_json({"inventory": found.document()})
+    else:
+        from gpucalc.report import probe
+
+        draw(probe.inventory(found))
+
+
 def _planned(
     job: str,
     gpus: str | None,
