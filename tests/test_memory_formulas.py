@@ -146,7 +146,8 @@ def test_unfused_loss() -> None:
 
 def test_fused_loss() -> None:
     # logits and gradient, both 16 bit
-    assert act.fused_loss_bytes(vocab=100, activation_bytes=2) == 200 + 200
+    assert act.fused_loss_bytes(vocab=100, activation_bytes=2, chunks=1) == 200 + 200
+    assert act.fused_loss_bytes(vocab=100, activation_bytes=2, chunks=8) == 200 + 25
 
 
 def test_chunked_loss() -> None:
@@ -251,10 +252,13 @@ def test_copies_of_gradients_and_weights() -> None:
 
 
 def test_deepspeed() -> None:
-    # two buckets of 500 elements, at most the model
-    rest = {"element_bytes": 2, "buffers": 2}
-    assert mem.deepspeed_bucket_bytes(bucket_elements=500, params=1000, **rest) == 2 * 500 * 2
-    assert mem.deepspeed_bucket_bytes(bucket_elements=500, params=100, **rest) == 2 * 100 * 2
+    # two buckets of 500 elements, whole though the model has 100; what lies in one, laid out by rank
+    assert mem.deepspeed_bucket_bytes(bucket_elements=500, element_bytes=2, buffers=2) == 2 * 500 * 2
+    assert mem.deepspeed_scatter_bytes(bucket_elements=500, params=100, element_bytes=2) == 200
+    assert mem.deepspeed_scatter_bytes(bucket_elements=500, params=1000, element_bytes=2) == 1000
+    # a quarter of 1,000 16-bit gradients: reduced, and once more in one flat tensor
+    assert mem.deepspeed_gradient_partition_bytes(params=1000, element_bytes=2, shard=4) == 500
+    assert mem.deepspeed_flat_gradient_bytes(params=1000, element_bytes=2, shard=4) == 500
     assert mem.deepspeed_live_parameter_bytes(live_elements=500, params=1000, element_bytes=2) == 1000
     # fp32 gradients of this rank's quarter, or of one sub-group of it
     assert mem.deepspeed_step_gradient_bytes(params=1000, shard=4, sub_group_elements=1000) == 4 * 250
@@ -276,10 +280,35 @@ def test_fsdp() -> None:
         root_params=100, head_params=60, layer_params=30, element_bytes=2, reduce_bytes=4
     )
     assert backward == 2 * (100 + 60 + 30 + 30 + 30) + 4 * 30
+    # all 5 layers there, one of them with gradients instead of the last one's weights
+    stayed = mem.fsdp_backward_unresharded_bytes(
+        root_params=100, head_params=60, layer_params=30, layers=5, element_bytes=2, reduce_bytes=4
+    )
+    assert stayed == 2 * (100 + 60 + 5 * 30) + 4 * 30
     # end: root gradients in 16 bit and their fp32 copy; or root weights, gradients and a layer's reduction
     assert mem.fsdp_end_bytes(root_params=100, layer_params=30, element_bytes=2, reduce_bytes=4) == 600
     assert mem.fsdp_end_bytes(root_params=10, layer_params=30, element_bytes=2, reduce_bytes=4) == 40 + 120
     assert mem.fsdp_accumulated_gradient_bytes(params=1000, reduce_bytes=4) == 4000
+
+
+def test_fsdp_with_tables_wrapped_on_their_own() -> None:
+    small, large = {"table_params": 10}, {"table_params": 100}
+    sizes = {"layer_params": 30, "element_bytes": 2}
+    # three layers, or the head in the flat buffer and its copy beside one
+    assert mem.fsdp_wrapped_forward_bytes(**small, **sizes) == 2 * 90
+    assert mem.fsdp_wrapped_forward_bytes(**large, **sizes) == 2 * (200 + 30)
+    # a layer, its gradients and the next one, the previous layer's reduction in 32 bit
+    assert mem.fsdp_wrapped_backward_bytes(**small, **sizes, reduce_bytes=4) == 2 * 90 + 4 * 30
+    # the head's gradient and its reduction beside the last layer
+    assert mem.fsdp_wrapped_backward_bytes(**large, **sizes, reduce_bytes=4) == 2 * (100 + 30) + 4 * 100
+    # five layers stay: two more in buffers and the embedding; or the embedding and the head twice
+    kept = mem.fsdp_wrapped_forward_unresharded_bytes
+    assert kept(**small, **sizes, layers=5) == 2 * (150 + 60 + 10)
+    assert kept(**large, **sizes, layers=5) == 2 * (150 + 30 + 300)
+    # five layers, the embedding and a layer's reduction; or the head's gradient and its reduction
+    back = mem.fsdp_wrapped_backward_unresharded_bytes
+    assert back(**small, **sizes, layers=5, reduce_bytes=4) == 2 * (150 + 10) + 4 * 30
+    assert back(**large, **sizes, layers=5, reduce_bytes=4) == 2 * (150 + 200) + 4 * 100
 
 
 def test_megatron() -> None:

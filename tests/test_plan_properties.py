@@ -85,7 +85,8 @@ def test_a_higher_stage_never_raises_model_state(key: str, framework: str, ranks
         for stage in range(4)
     ]
     assert states == sorted(states, reverse=True)
-    assert states[3] < states[2] < states[1] < states[0]
+    # DeepSpeed's stage 1 holds whole gradients only until backward is done.
+    assert states[3] < states[2] <= states[1] < states[0]
 
 
 @pytest.mark.parametrize("key", sorted(GRAPHS))

@@ -10,7 +10,14 @@ from gpucalc.formula import formula
 from gpucalc.num import Num, maximum, minimum, where
 
 ZERO = "Rajbhandari et al. 2020 (ZeRO), section 5; DeepSpeed and Megatron-Core sources for element sizes"
-FSDP2 = "FSDP2 transients measured on a fake process group, 9 configurations within 0.8 %"
+DEEPSPEED = (
+    "DeepSpeed 0.19.8 run on CPU ranks over gloo, live storages of stages 1 to 3, tests/data/deepspeed.csv;"
+    " same lines read at commit 38327e07"
+)
+FSDP2 = (
+    "FSDP2 on torch 2.13 in a fake process group of 8, live storages of 18 passes beyond saved activations"
+    " within 0.2 %, tests/data/fsdp_transients.csv"
+)
 MEGATRON = "Megatron-Core distributed optimizer, checked against published B200 peaks (SimuMax docs)"
 
 
@@ -79,12 +86,35 @@ def autocast_weight_bytes(*, linear_params: Num) -> Num:
     return 2 * linear_params
 
 
-@formula(
-    unit="bytes", source="DeepSpeed stage_1_and_2 and stage_3 sources: reduce bucket, twice when overlapping"
-)
-def deepspeed_bucket_bytes(*, bucket_elements: Num, params: Num, element_bytes: Num, buffers: Num) -> Num:
-    """Gradient reduction buffers, at most the size of the model."""
-    return buffers * minimum(bucket_elements, params) * element_bytes
+@formula(unit="bytes", source=DEEPSPEED)
+def deepspeed_bucket_bytes(*, bucket_elements: Num, element_bytes: Num, buffers: Num) -> Num:
+    """Gradient reduction buckets, allocated whole however small the model is.
+
+    Stages 1 and 2 make them at the first backward pass of a step and free them when it ends
+    (stage_1_and_2.py 0.19.8, lines 3255 to 3279; two with overlap_comm), stage 3 makes one at start and
+    keeps it (stage3.py, line 782). Measured to the byte.
+    """
+    return buffers * bucket_elements * element_bytes
+
+
+@formula(unit="bytes", source=DEEPSPEED)
+def deepspeed_scatter_bytes(*, bucket_elements: Num, params: Num, element_bytes: Num) -> Num:
+    """Stage 3: a bucket's gradients once more, laid out by rank for the reduce-scatter.
+
+    coalesced_collectives.py 0.19.8, reduce_scatter_coalesced: torch.cat of every tensor's partitions.
+    """
+    return minimum(bucket_elements, params) * element_bytes
+
+
+@formula(unit="bytes", source=DEEPSPEED)
+def deepspeed_gradient_partition_bytes(*, params: Num, element_bytes: Num, shard: Num) -> Num:
+    """This rank's reduced gradients beside what backward still holds.
+
+    Stage 1: beside the whole gradients, when the last micro-batch ends. Stage 2: beside the partition of
+    the micro-batches before, whose sum it joins (stage_1_and_2.py 0.19.8, lines 1036 to 1060). Measured
+    to the byte.
+    """
+    return params * element_bytes / shard
 
 
 @formula(unit="bytes", source="DeepSpeed stage 3 source: stage3_max_live_parameters, default 1e9 elements")
@@ -93,13 +123,19 @@ def deepspeed_live_parameter_bytes(*, live_elements: Num, params: Num, element_b
     return minimum(live_elements, params) * element_bytes
 
 
-@formula(
-    unit="bytes",
-    source="DeepSpeed sources: gradients of the partition (stage 3: of one sub-group) in fp32 at step",
-)
+@formula(unit="bytes", source=DEEPSPEED)
 def deepspeed_step_gradient_bytes(*, params: Num, shard: Num, sub_group_elements: Num) -> Num:
-    """fp32 gradient partition that appears when the optimizer steps."""
+    """fp32 gradients of the partition (stage 3: of one sub-group) that appear when the optimizer steps."""
     return 4 * minimum(params / shard, sub_group_elements)
+
+
+@formula(unit="bytes", source=DEEPSPEED)
+def deepspeed_flat_gradient_bytes(*, params: Num, element_bytes: Num, shard: Num) -> Num:
+    """Stages 1 and 2 at step: the partition's gradients in one flat tensor, until its fp32 copy is made.
+
+    stage_1_and_2.py 0.19.8, lines 3114 to 3118. Measured to the byte.
+    """
+    return params * element_bytes / shard
 
 
 @formula(unit="bytes", source=FSDP2)
@@ -133,6 +169,74 @@ def fsdp_backward_bytes(
 
 
 @formula(unit="bytes", source=FSDP2)
+def fsdp_backward_unresharded_bytes(
+    *,
+    root_params: Num,
+    head_params: Num,
+    layer_params: Num,
+    layers: Num,
+    element_bytes: Num,
+    reduce_bytes: Num,
+) -> Num:
+    """The same when all layers stayed gathered: at the last layer but one, nothing is gathered ahead.
+
+    Root weights, head gradient, the weights of the layers still to come and this one's gradients, the
+    last layer's reduce-scatter input.
+    """
+    return element_bytes * (root_params + head_params + layers * layer_params) + reduce_bytes * layer_params
+
+
+@formula(unit="bytes", source=FSDP2)
+def fsdp_wrapped_forward_bytes(*, table_params: Num, layer_params: Num, element_bytes: Num) -> Num:
+    """Forward where embedding and head are wrapped on their own: three layers, or the head coming in.
+
+    table_params: of the larger table. The embedding is freed before layers are gathered; the head's flat
+    buffer and its copy join the last layer.
+    """
+    return element_bytes * maximum(3 * layer_params, 2 * table_params + layer_params)
+
+
+@formula(unit="bytes", source=FSDP2)
+def fsdp_wrapped_backward_bytes(
+    *, table_params: Num, layer_params: Num, element_bytes: Num, reduce_bytes: Num
+) -> Num:
+    """Backward where embedding and head are wrapped on their own.
+
+    A layer's weights and gradients, the next layer or the embedding gathered ahead, the previous layer's
+    reduce-scatter input; or the last layer, or the head's gradient, beside the head's.
+    """
+    return element_bytes * layer_params + maximum(
+        element_bytes * (layer_params + maximum(table_params, layer_params)) + reduce_bytes * layer_params,
+        element_bytes * maximum(2 * layer_params, table_params) + reduce_bytes * table_params,
+    )
+
+
+@formula(unit="bytes", source=FSDP2)
+def fsdp_wrapped_forward_unresharded_bytes(
+    *, table_params: Num, layer_params: Num, layers: Num, element_bytes: Num
+) -> Num:
+    """Forward with embedding and head wrapped on their own and everything staying gathered."""
+    return element_bytes * (
+        layers * layer_params + maximum(2 * layer_params + table_params, layer_params + 3 * table_params)
+    )
+
+
+@formula(unit="bytes", source=FSDP2)
+def fsdp_wrapped_backward_unresharded_bytes(
+    *, table_params: Num, layer_params: Num, layers: Num, element_bytes: Num, reduce_bytes: Num
+) -> Num:
+    """Backward with embedding and head wrapped on their own and everything gathered at its start.
+
+    All layers and the embedding; a layer's reduce-scatter input, or the head's beside gradients of the
+    head or the last layer.
+    """
+    return element_bytes * (layers * layer_params + table_params) + maximum(
+        reduce_bytes * layer_params,
+        element_bytes * maximum(layer_params, table_params) + reduce_bytes * table_params,
+    )
+
+
+@formula(unit="bytes", source=FSDP2)
 def fsdp_end_bytes(*, root_params: Num, layer_params: Num, element_bytes: Num, reduce_bytes: Num) -> Num:
     """The end of backward: root gradients copied into their reduce-scatter input."""
     return maximum(
@@ -161,7 +265,7 @@ def dummy_weight_gradient_bytes(*, matmul_params: Num, tp: Num) -> Num:
     source="torch AdamW foreach: measured 1.000 x the parameters stepped together, in state type",
 )
 def foreach_step_bytes(*, params: Num, state_bytes: Num, shard: Num) -> Num:
-    """Temporaries of an optimizer step that is not one kernel: roots and denominators of the second moment."""
+    """Temporaries of a step that is not one kernel: roots and denominators of the second moment."""
     return params * state_bytes / shard
 
 

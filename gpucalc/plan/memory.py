@@ -115,7 +115,14 @@ def _stage_line(rank: Rank) -> Line:
     activations = kept.activations(rank)
     weights = tuple(line for line in states if line.name != "optimizer_states")
     # Gradients that outlive the step or add up over micro-batches are there in every phase.
-    persistent = rank.accumulates or recipe.framework == "megatron" or recipe.keeps_gradients
+    # DeepSpeed's stage 3 has one flat tensor for its partition of them from the start.
+    partitioned = recipe.engine_stage >= 2
+    persistent = (
+        rank.accumulates
+        or recipe.framework == "megatron"
+        or recipe.keeps_gradients
+        or recipe.engine_stage == 3
+    )
     always = (*states, *(gradients if persistent else ()), *buffers)
     phases = [
         _phase(rank, "load", (*weights, *model_state.load_extra(rank))),
@@ -124,10 +131,18 @@ def _stage_line(rank: Rank) -> Line:
     if rank.stage.last:
         loss = (*kept.head_saved(rank), *transients.loss_transients(rank))
         phases.append(_phase(rank, "loss", (*always, *activations, *loss)))
-    moments = _backward_moments(rank, (*states, *buffers), activations, gradients, persistent=persistent)
+    held = (*states, *buffers, *model_state.sweep_buffers(rank))
+    # Stage 2 allocates the whole partition when the first bucket is reduced.
+    from_start = persistent or partitioned
+    moments = _backward_moments(rank, held, activations, gradients, persistent=from_start)
     widest = max(moments, key=lambda lines: sum(line.value for line in lines))
     phases.append(_phase(rank, "backward", widest))
-    step = (*states, *gradients, *buffers, *model_state.step_transients(rank))
+    step = (
+        *states,
+        *model_state.step_gradients(rank),
+        *model_state.buffers(rank, at_step=True),
+        *model_state.step_transients(rank),
+    )
     phases.append(_phase(rank, "step", step))
     return largest(f"stage_{rank.stage.index}", tuple(phases))
 
@@ -157,7 +172,7 @@ def _backward_moments(
     end = (*transients.end_transients(rank), *transients.embedding_gradient_input(rank))
     moments = [
         (*held, *activations, *layer, *present),
-        (*held, *gradients, *end),
+        (*_without_full_bucket(rank, held), *gradients, *end, *model_state.reduced_gradients(rank)),
     ]
     norm = transients.final_norm_backward(rank)
     if norm:
@@ -166,6 +181,13 @@ def _backward_moments(
     if made and not persistent:
         moments.append((*held, *kept.activations(rank, one_layer=True), *layer, *made))
     return moments
+
+
+def _without_full_bucket(rank: Rank, held: tuple[Line, ...]) -> tuple[Line, ...]:
+    """What is held at the end of backward: in stage 1 gradients counted already lie in the bucket."""
+    if rank.recipe.engine_stage != 1:
+        return held
+    return tuple(line for line in held if line.name != "reduce_buckets")
 
 
 def _phase(rank: Rank, name: str, parts: tuple[Line, ...]) -> Line:

@@ -226,7 +226,7 @@ def load_extra(rank: Rank) -> tuple[Line, ...]:
     return (max(moments, key=lambda line: line.value),) if moments else ()
 
 
-def buffers(rank: Rank) -> tuple[Line, ...]:
+def buffers(rank: Rank, *, at_step: bool = False) -> tuple[Line, ...]:
     """What frameworks keep beside model state: buckets, dummy gradients, fp8 copies."""
     recipe, layout, lines = rank.recipe, rank.layout, []
     trained = rank.trained_params()
@@ -239,17 +239,8 @@ def buffers(rank: Rank) -> tuple[Line, ...]:
                 element_bytes=recipe.gradient_bytes,
             )
         )
-    if recipe.framework == "deepspeed" and layout.zero_stage >= 1 and layout.dp > 1:
-        lines.append(
-            compute(
-                "reduce_buckets",
-                mem.deepspeed_bucket_bytes,
-                bucket_elements=allowances.DEEPSPEED_REDUCE_BUCKET,
-                params=trained,
-                element_bytes=recipe.compute_bytes,
-                buffers=2 if layout.zero_stage >= 3 else 1,
-            )
-        )
+    if recipe.engine_stage >= 3 or (recipe.engine_stage == 1 and rank.accumulates and not at_step):
+        lines += deepspeed_buckets(rank)  # kept from the start, or from the first micro-batch on
     if rank.gathers and not recipe.reshard and rank.accumulates and layout.pp > 1:
         lines.append(
             compute(
@@ -279,6 +270,91 @@ def buffers(rank: Rank) -> tuple[Line, ...]:
     return tuple(lines)
 
 
+def deepspeed_buckets(rank: Rank) -> tuple[Line, ...]:
+    """DeepSpeed's reduction buffer, made on one rank too. bf16 of stage 1 before 2023 has none."""
+    recipe = rank.recipe
+    if recipe.engine_stage == 0 or recipe.gradient_bytes == 6:
+        return ()
+    return (
+        compute(
+            "reduce_buckets",
+            mem.deepspeed_bucket_bytes,
+            bucket_elements=allowances.DEEPSPEED_REDUCE_BUCKET,
+            element_bytes=recipe.compute_bytes,
+            buffers=1,
+        ),
+    )
+
+
+def sweep_buffers(rank: Rank) -> tuple[Line, ...]:
+    """What DeepSpeed holds during a backward pass only.
+
+    Stages 1 and 2: the bucket. Stage 2, accumulating: the new partition beside the sum so far. Stage 3:
+    the bucket's gradients laid out by rank.
+    """
+    recipe = rank.recipe
+    buckets = deepspeed_buckets(rank)
+    if not buckets:
+        return ()
+    trained = rank.trained_params()
+    if recipe.engine_stage >= 3:
+        return (
+            compute(
+                "scattered_gradients",
+                mem.deepspeed_scatter_bytes,
+                bucket_elements=allowances.DEEPSPEED_REDUCE_BUCKET,
+                params=trained,
+                element_bytes=recipe.compute_bytes,
+            ),
+        )
+    if recipe.engine_stage == 2 and rank.accumulates and "gradients" not in recipe.offload:
+        return (*buckets, gradient_partition(rank))
+    return () if rank.accumulates else buckets
+
+
+def gradient_partition(rank: Rank, name: str = "gradient_partition") -> Line:
+    """This rank's share of the reduced gradients, in the type they are made in."""
+    return compute(
+        name,
+        mem.deepspeed_gradient_partition_bytes,
+        params=rank.trained_params(),
+        element_bytes=rank.recipe.compute_bytes,
+        shard=rank.layout.shard,
+    )
+
+
+def _partitions_at_the_end(rank: Rank) -> bool:
+    """DeepSpeed's stage 1 since 2023: whole 16-bit gradients until the step's backward is done."""
+    recipe = rank.recipe
+    return (
+        recipe.engine_stage == 1 and recipe.gradient_bytes == recipe.compute_bytes == 2 and not recipe.offload
+    )
+
+
+def reduced_gradients(rank: Rank) -> tuple[Line, ...]:
+    """The end of backward: stage 1 has the reduced partition beside the whole gradients.
+
+    bf16 before 2023 casts its flat fp32 gradients to 16 bit for the reduction (engine.py, allreduce_bucket
+    of BF16_Optimizer's get_grads_for_reduction; measured to the byte).
+    """
+    if rank.recipe.framework == "deepspeed" and rank.recipe.gradient_bytes == 6:
+        return (
+            compute(
+                "gradients_in_transit",
+                mem.deepspeed_gradient_partition_bytes,
+                params=rank.trained_params(),
+                element_bytes=rank.recipe.compute_bytes,
+                shard=1,
+            ),
+        )
+    return (gradient_partition(rank),) if _partitions_at_the_end(rank) else ()
+
+
+def step_gradients(rank: Rank) -> tuple[Line, ...]:
+    """Gradients when the optimizer begins: all of them, or the partition that stage 1 has left."""
+    return (gradient_partition(rank, "gradients"),) if _partitions_at_the_end(rank) else gradients(rank)
+
+
 def step_transients(rank: Rank) -> tuple[Line, ...]:
     """What appears while the optimizer steps."""
     recipe, layout = rank.recipe, rank.layout
@@ -286,7 +362,8 @@ def step_transients(rank: Rank) -> tuple[Line, ...]:
     lines = []
     if "optimizer" in recipe.offload:
         return ()
-    if recipe.framework == "deepspeed" and recipe.parameter_bytes == 2:
+    # With fp32 gradients (bf16 before 2023) their partition is a view of what is there.
+    if recipe.framework == "deepspeed" and recipe.parameter_bytes == 2 and recipe.gradient_bytes != 6:
         lines.append(
             compute(
                 "fp32_gradient_partition",
@@ -296,6 +373,16 @@ def step_transients(rank: Rank) -> tuple[Line, ...]:
                 sub_group_elements=allowances.DEEPSPEED_SUB_GROUP if layout.zero_stage >= 3 else trained,
             )
         )
+        if recipe.engine_stage in (1, 2):
+            lines.append(
+                compute(
+                    "flat_gradients",
+                    mem.deepspeed_flat_gradient_bytes,
+                    params=trained,
+                    element_bytes=recipe.gradient_bytes,
+                    shard=layout.shard,
+                )
+            )
     if recipe.step_temporary_bytes:
         # Tensors are stepped together by element type, one type after the other.
         stepped = [(trained, recipe.step_temporary_bytes)]

@@ -231,6 +231,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         method=run.method,
         adapters=adapters,
         dropout=run.dropout if run.dropout is not None else graph.family in DROPOUT_FAMILIES,
+        engine_stage=stage if framework == "deepspeed" else 0,
         gradient_buckets=framework in ("ddp", "hf") and not run.gradient_as_bucket_view,
         cached_fp8_weights=framework == "megatron" and base in LOW_PRECISION,
         wrapped_root=framework == "fsdp" and not run.wrap_tables,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from gpucalc.formulas import activations as act
 from gpucalc.formulas import memory as mem
 from gpucalc.graph import Mlp, Moe
@@ -33,12 +36,16 @@ def loss_transients(rank: Rank) -> tuple[Line, ...]:
             "logits",
             act.layer_saved_bytes,
             bytes_per_token=compute(
-                "per_token", act.fused_loss_bytes, vocab=vocab, activation_bytes=recipe.activation_bytes
+                "per_token",
+                act.fused_loss_bytes,
+                vocab=vocab,
+                activation_bytes=recipe.activation_bytes,
+                chunks=recipe.loss_chunks,
             ),
             tokens=rank.tokens,
             tp=layout.tp,
         )
-        return (line, *gathered_root(rank))
+        return (line, *_chunk_gradient(rank), *gathered_root(rank))
     forward = compute(
         "forward",
         act.loss_forward_bytes,
@@ -59,6 +66,24 @@ def loss_transients(rank: Rank) -> tuple[Line, ...]:
     worst = forward if forward.value >= backward.value else backward
     line = compute("logits", act.layer_saved_bytes, bytes_per_token=worst, tokens=rank.tokens, tp=layout.tp)
     return (line, *gathered_root(rank))
+
+
+def _chunk_gradient(rank: Rank) -> tuple[Line, ...]:
+    """A loss in chunks makes the output matrix's gradient once a chunk, beside the sum of those before."""
+    recipe, head = rank.recipe, rank.graph.head
+    frozen = recipe.adapters is not None and not recipe.adapters.trained_embeddings
+    if recipe.loss_chunks == 1 or head is None or frozen:
+        return ()
+    return (
+        compute(
+            "chunk_gradient",
+            mem.weight_bytes,
+            params=rank.vocab * head.hidden / rank.layout.tp,
+            parameter_bytes=recipe.compute_bytes,
+            shard=1,
+            zero_stage=0,
+        ),
+    )
 
 
 def gathered_root(rank: Rank) -> tuple[Line, ...]:
@@ -84,26 +109,18 @@ def forward_transients(rank: Rank) -> tuple[Line, ...]:
     recipe = rank.recipe
     if recipe.framework == "deepspeed":
         return (_deepspeed_live(rank),)
-    if not recipe.reshard or recipe.unlimited_gathers:
-        return (
-            compute(
-                "gathered_weights",
-                mem.fsdp_forward_unresharded_bytes,
-                root_params=rank.root_params(),
-                layer_params=rank.layer_params(),
-                layers=rank.stage.depth,
-                element_bytes=recipe.compute_bytes,
-            ),
-        )
-    return (
-        compute(
-            "gathered_weights",
-            mem.fsdp_forward_bytes,
-            root_params=rank.root_params(),
-            layer_params=rank.layer_params(),
-            element_bytes=recipe.compute_bytes,
-        ),
-    )
+    kept = not recipe.reshard or recipe.unlimited_gathers
+    formula: Callable[..., Any]
+    sizes: dict[str, Any] = {"layer_params": rank.layer_params(), "element_bytes": recipe.compute_bytes}
+    if kept:
+        sizes["layers"] = rank.stage.depth
+    if recipe.wrapped_root:
+        sizes["root_params"] = rank.root_params()
+        formula = mem.fsdp_forward_unresharded_bytes if kept else mem.fsdp_forward_bytes
+    else:
+        sizes["table_params"] = rank.root_params()
+        formula = mem.fsdp_wrapped_forward_unresharded_bytes if kept else mem.fsdp_wrapped_forward_bytes
+    return (compute("gathered_weights", formula, **sizes),)
 
 
 def _deepspeed_live(rank: Rank) -> Line:
@@ -241,27 +258,24 @@ def backward_transients(rank: Rank) -> tuple[Line, ...]:
     recipe = rank.recipe
     if recipe.framework == "deepspeed":
         return (_deepspeed_live(rank),)
-    layer = rank.layer_params()
-    line = compute(
-        "gathered_weights_and_gradients",
-        mem.fsdp_backward_bytes,
-        root_params=rank.root_params(),
-        head_params=rank.stage.head.sharded / rank.layout.tp if recipe.wrapped_root else 0,
-        layer_params=layer,
-        element_bytes=recipe.compute_bytes,
-        reduce_bytes=recipe.reduce_bytes,
-    )
-    if recipe.reshard:
-        return (line,)
-    kept = compute(
-        "unsharded_layers",
-        mem.weight_bytes,
-        params=(rank.stage.depth - 1) * layer,
-        parameter_bytes=recipe.compute_bytes,
-        shard=1,
-        zero_stage=0,
-    )
-    return (line, kept)
+    formula: Callable[..., Any]
+    sizes: dict[str, Any] = {
+        "layer_params": rank.layer_params(),
+        "element_bytes": recipe.compute_bytes,
+        "reduce_bytes": recipe.reduce_bytes,
+    }
+    if not recipe.reshard:
+        sizes["layers"] = rank.stage.depth
+    if recipe.wrapped_root:
+        sizes["root_params"] = rank.root_params()
+        sizes["head_params"] = rank.stage.head.sharded / rank.layout.tp
+        formula = mem.fsdp_backward_bytes if recipe.reshard else mem.fsdp_backward_unresharded_bytes
+    else:
+        sizes["table_params"] = rank.root_params()
+        formula = (
+            mem.fsdp_wrapped_backward_bytes if recipe.reshard else mem.fsdp_wrapped_backward_unresharded_bytes
+        )
+    return (compute("gathered_weights_and_gradients", formula, **sizes),)
 
 
 def end_transients(rank: Rank) -> tuple[Line, ...]:
