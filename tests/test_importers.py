@@ -490,6 +490,31 @@ def test_what_cannot_be_understood_is_refused_with_its_key(data: dict[str, Any],
         read_data(data, "file")
 
 
+def test_options_of_several_trainers_that_hold_memory() -> None:
+    base = {"base_model": "m", "sequence_len": 8, "micro_batch_size": 1, "bf16": True}
+    run = read_data({**base, "gradient_checkpointing": "offload"}, "a.yaml").data["run"]
+    assert (run["recompute"], run["offload"]) == ("full", "activations-cpu")
+    run = read_data({**base, "attn_implementation": "kernels-community/vllm-flash-attn3"}, "a.yaml").data[
+        "run"
+    ]
+    assert run["attention"] == "flash"
+    axes = {
+        "distributed_type": "FSDP",
+        "fsdp_config": {},
+        "parallelism_config": {"parallelism_config_tp_size": 4},
+    }
+    with pytest.raises(InputError, match="parallelism_config_tp_size"):
+        read_data(axes, "a.yaml")
+    line = 'A=(\n --x 1\n)\nB=( "${A[@]}" --y 2 )\nrun "${B[@]}"'
+    assert parse_flags(commands(line, "s.sh")[0].words)[0] == {"x": "1", "y": "2"}
+
+
+def test_python_is_never_read(tmp_path: Path) -> None:
+    (tmp_path / "config.py").write_text("import os")
+    with pytest.raises(InputError, match="never run"):
+        load(str(tmp_path / "config.py"))
+
+
 def test_unknown_formats_get_near_names() -> None:
     with pytest.raises(UnknownName, match="deepspeed"):
         read_data({}, "f", "deepsped")

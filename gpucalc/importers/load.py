@@ -82,6 +82,10 @@ def load(
         return _described(imported, "gguf", str(path))
     if name.endswith((".safetensors", weights.INDEX)):
         return _model(path.parent / "config.json", text_only, path)
+    if path.suffix.lower() == ".py":
+        raise InputError(
+            "is Python, which is never run", where=str(path), legal="the flags it is started with"
+        )
     if path.suffix.lower() == ".toml":
         return _job(formats.read_toml(read_text(path), str(path), format))
     if formats.is_script(path):

@@ -141,6 +141,8 @@ def _logical_lines(text: str) -> list[str]:
 
 
 def _fill(text: str, known: Mapping[str, str]) -> str:
+    text = re.sub(r'"(\$\{[A-Za-z_]\w*\[[@*]\]\})"', r"\1", text)  # an array's words stay apart
+
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[3]
         if name is None:

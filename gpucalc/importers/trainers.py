@@ -188,6 +188,14 @@ def accelerate(data: Mapping[str, Any], where: str) -> ImportedJob:
 def accelerate_into(words: Words, draft: Draft) -> None:
     """What an accelerate configuration says."""
     run = draft.run
+    axes = words.group("parallelism_config")
+    if axes is not None:
+        for axis in ("tp", "cp", "sp"):
+            name = f"parallelism_config_{axis}_size"
+            if (axes.degree(name) or 1) > 1:
+                raise axes.wrong((name,), f"{axis} under accelerate has no plan", axes.peek(name))
+        run["dp_shard"] = axes.degree("parallelism_config_dp_shard_size")
+        axes.degree("parallelism_config_dp_replicate_size")
     kind = (words.text("distributed_type") or "NO").upper().removeprefix("DISTRIBUTEDTYPE.")
     mixed = (words.text("mixed_precision") or "no").lower()
     precision = {"no": "fp32", "false": "fp32", "fp32": "fp32"}.get(mixed, mixed)
@@ -307,7 +315,8 @@ def fsdp_into(group: Words, run: dict[str, Any], strategy: str | None) -> None:
     if one is not None:
         run["host_load"] = "one-rank" if one else "every-rank"
     group.skip(
-        "fsdp_sharding_strategy", "fsdp_auto_wrap_policy", "auto_wrap_policy", "fsdp_backward_prefetch",
+        "fsdp_sharding_strategy", "fsdp_reshard_after_forward", "reshard_after_forward",
+        "fsdp_auto_wrap_policy", "auto_wrap_policy", "fsdp_backward_prefetch",
         "backward_prefetch", "fsdp_forward_prefetch", "forward_prefetch", "fsdp_state_dict_type",
         "state_dict_type", "fsdp_sync_module_states", "sync_module_states", "fsdp_use_orig_params",
         "use_orig_params", "fsdp_transformer_layer_cls_to_wrap", "transformer_layer_cls_to_wrap",
@@ -397,7 +406,11 @@ def arguments_into(words: Words, draft: Draft, folder: Path | None) -> None:
     if str(words.peek("gradient_checkpointing")).lower() in ("offload", "unsloth"):
         run["recompute"], run["offload"] = "full", "activations-cpu"
         words.take("gradient_checkpointing")
-    checkpointing = words.flag("gradient_checkpointing", "use_gradient_checkpointing")
+        checkpointing = None
+    else:
+        checkpointing = words.flag("gradient_checkpointing", "use_gradient_checkpointing")
+    if words.flag("activation_offloading"):
+        run["offload"] = "activations-cpu"
     if checkpointing is not None:
         run["recompute"] = "full" if checkpointing else "none"
     length = words.whole("max_seq_length", "max_length", "block_size", "model_max_length", "sequence_len",
@@ -411,6 +424,11 @@ def arguments_into(words: Words, draft: Draft, folder: Path | None) -> None:
         run["fused_loss"] = run["fused_kernels"] = True
     attention = words.text("attn_implementation", "flash_attn", sets="run.attention")
     if attention is not None:
+        if "flash" in attention:  # also names of kernels on the hub
+            attention = "flash_attention"
+        elif fold(attention) in ("xformers", "flex_attention"):
+            words.assume(f"{attention} is planned as PyTorch's fused attention: neither keeps the scores")
+            attention = "sdpa"
         if fold(attention) not in _ATTENTION:
             raise words.wrong(("attn_implementation", "flash_attn"), "is not an attention", attention,
                               ", ".join(_ATTENTION))  # fmt: skip
@@ -424,6 +442,7 @@ def arguments_into(words: Words, draft: Draft, folder: Path | None) -> None:
         run["lora"] = _lora(words, "lora_r", "lora_alpha", "lora_target_modules", rank=16, who="TRL")
     _sharded(words, draft, folder)
     draft.ranks = started(words)
+    words.skip("fsdp_version", "save_only_model", "trust_remote_code", "ddp_find_unused_parameters")
     words.skip(
         "output_dir", "learning_rate", "num_train_epochs", "max_steps", "warmup_ratio", "warmup_steps",
         "lr_scheduler_type", "logging_steps", "save_steps", "save_strategy", "save_total_limit",
@@ -635,6 +654,10 @@ def torchtune(data: Mapping[str, Any], where: str) -> ImportedJob:
             run["optimizer"] = "adamw-fused"
         optimizer.skip("lr", "weight_decay", "betas", "eps")
     run["recompute"] = "full" if words.flag("enable_activation_checkpointing") else "none"
+    if words.has("ref_checkpointer", "teacher_model"):
+        run["reference_model"] = True
+        words.take("ref_checkpointer", "teacher_model", "teacher_checkpointer")
+        words.assume("the frozen second model is planned as a copy of the trained one")
     if words.flag("enable_activation_offloading"):
         run["offload"] = "activations-cpu"
     if words.flag("fsdp_cpu_offload"):
@@ -645,6 +668,8 @@ def torchtune(data: Mapping[str, Any], where: str) -> ImportedJob:
     loss = words.group("loss")
     if loss is not None:
         run["fused_loss"] = any(part in (loss.text("_component_") or "") for part in ("Chunked", "Linear"))
+        if run["fused_loss"]:
+            run["loss_chunks"] = loss.whole("num_output_chunks") or 8  # its default
         loss.skip("num_output_chunks", "ignore_index")
     if (words.degree("tensor_parallel_dim") or 1) > 1:
         given = words.peek("tensor_parallel_dim")
