@@ -33,7 +33,7 @@ NEAREST_FRAMEWORK = {
     "tensorflow2": ("ddp", "TensorFlow with Horovod replicates the model as DDP does"),
     "mxnet": ("ddp", "MXNet with Horovod or KVStore replicates the model as DDP does"),
     "paddle": ("ddp", "Paddle's data parallelism replicates the model as DDP does"),
-    "internevo": ("deepspeed", "InternEvo keeps 16-bit weights with fp32 masters in its optimizer, sharded as ZeRO does"),
+    "internevo": ("deepspeed", "InternEvo keeps 16-bit weights with fp32 masters sharded as ZeRO does"),
     "maxtext": ("fsdp", "MaxText shards over its fsdp axis by default"),
 }
 _FSDP_STAGES = {"fsdp": 3, "hsdp": 3, "fsdp-full-shard": 3, "fsdp-shard-grad-op": 2, "fsdp-hybrid-shard": 3}

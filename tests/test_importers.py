@@ -128,7 +128,7 @@ def to_torchtune(run: Mapping[str, Any]) -> str:
             "enable_activation_checkpointing": run["recompute"] == "full",
             "compile": run["compile"],
             "fsdp_reshard_after_forward": run["zero_stage"] == 3,
-            "loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"},
+            "loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss", "num_output_chunks": 1},
         }
     )
 
@@ -288,7 +288,7 @@ CASES: dict[str, Case] = {
     "torchtune": (
         "tune.yaml",
         to_torchtune,
-        runs(framework="fsdp", precision="bf16-pure", optimizer="adamw-fused", fused_loss=True,
+        runs(framework="fsdp", precision="bf16-pure", optimizer="adamw-fused", fused_loss=True, loss_chunks=8,
         micro_batch=small,
              grad_accum=small, seq_len=length, recompute=recompute, compile=st.booleans(),
              zero_stage=st.sampled_from((2, 3))),

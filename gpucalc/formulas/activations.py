@@ -244,9 +244,12 @@ def loss_parallel_backward_bytes(*, vocab: Num) -> Num:
 
 
 @formula(unit="bytes/token", source=TE)
-def fused_loss_bytes(*, vocab: Num, activation_bytes: Num) -> Num:
-    """Cross entropy in one kernel (Megatron fusion, torch.compile): logits and their gradient."""
-    return 2 * activation_bytes * vocab
+def fused_loss_bytes(*, vocab: Num, activation_bytes: Num, chunks: Num) -> Num:
+    """Cross entropy in one kernel (Megatron fusion, torch.compile): logits and their gradient.
+
+    In chunks, the logits of a chunk are freed when its gradient is made, before the next chunk's.
+    """
+    return (1 + 1 / chunks) * activation_bytes * vocab
 
 
 @formula(

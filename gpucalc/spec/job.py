@@ -293,10 +293,13 @@ class TrainRun(Spec):
     )
     loss_dtype: Annotated[Literal["fp32", "16-bit"], _named(LOSS_DTYPES)] = Field(
         default="fp32",
-        description="type an unfused loss is taken in: 16-bit where neither autocast nor the model upcasts logits",
+        description="type an unfused loss is taken in: 16-bit where nothing upcasts the logits",
     )
     fused_loss: Flag | None = Field(
         default=None, description="the loss never holds fp32 logits (Liger, chunked, compiled)"
+    )
+    loss_chunks: Annotated[int, _whole(1024)] = Field(
+        default=1, description="pieces of the sequence whose loss is compiled one by one (torchtune: 8)"
     )
     fused_kernels: Flag = Field(
         default=False, description="norms, rotary and gated MLP in one kernel each (Liger, Apex)"
