@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -128,7 +130,7 @@ def to_torchtune(run: Mapping[str, Any]) -> str:
             "enable_activation_checkpointing": run["recompute"] == "full",
             "compile": run["compile"],
             "fsdp_reshard_after_forward": run["zero_stage"] == 3,
-            "loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss", "num_output_chunks": 1},
+            "loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"},
         }
     )
 
@@ -615,3 +617,19 @@ def test_old_torchtitan_is_read_and_broken_toml_refused() -> None:
     assert (job.data["run"]["tp"], job.data["run"]["pp"], job.data["run"]["seq_len"]) == (2, 2, 2048)
     with pytest.raises(InputError, match="not TOML"):
         read_toml("[", "t.toml")
+
+
+@pytest.mark.parametrize("file", ["config.json", "ds_config.json"])
+def test_a_foreign_file_is_planned_without_loading_what_is_slow(file: str, tmp_path: Path) -> None:
+    shapes = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
+              "intermediate_size": 28672, "vocab_size": 128256, "tie_word_embeddings": False}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **shapes}))
+    (tmp_path / "ds_config.json").write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    words = ["plan", str(tmp_path / file), "--gpus", "2x8xH100-SXM", "--json"]
+    words += ["--model", str(tmp_path / "config.json")] if file == "ds_config.json" else []
+    code = f"import sys\nfrom gpucalc.__main__ import main\nprint(main({words!r}), *sys.modules, file=sys.stderr)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    status, *loaded = out.stderr.split()
+    assert status == "0"
+    assert not {"numpy", "torch", "rich", "difflib", "huggingface_hub"} & set(loaded)
+    assert json.loads(out.stdout)["verdict"]
