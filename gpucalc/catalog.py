@@ -44,6 +44,7 @@ KINDS = (
     "engines",
     "measurements",
     "claims",
+    "checks",
 )
 _ONE = {
     "gpus": "GPU",

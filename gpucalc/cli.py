@@ -672,6 +672,33 @@ def probe_command(
         draw(probe.inventory(found))
 
 
+@app.command("doctor")
+def doctor_command(
+    lint: Annotated[
+        str | None,
+        typer.Option("--lint", metavar="FILE", help="A launch script or the output of env; - reads it here."),
+    ] = None,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+) -> None:
+    """What is wrong with a launch script: settings nobody reads, commands and flags that do not work."""
+    from gpucalc.catalog import open_catalog
+    from gpucalc.doctor import command
+    from gpucalc.errors import InputError
+
+    if lint is None:
+        raise InputError("is missing", where="--lint", legal="a launch script, the output of env, or -")
+    found = command.lint_file(lint, open_catalog(catalog))
+    if as_json:
+        emit_json(found.document())
+    else:
+        from gpucalc.report import doctor
+
+        draw(doctor.report(found))
+    if found.severe:
+        raise typer.Exit(ExitCode.NO)
+
+
 def _planned(
     job: str,
     gpus: str | None,
