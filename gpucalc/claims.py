@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpucalc.builders.build import build_graph
 from gpucalc.catalog import Catalog
 from gpucalc.counts import count
 from gpucalc.errors import InputError, UnknownName, nearest
 from gpucalc.formula import FORMULAS
-from gpucalc.graph import build_graph
 from gpucalc.line import Kind, Line, compute
 from gpucalc.spec.claims import (
     DOCUMENTS,

@@ -863,8 +863,8 @@ def _model(name: str, folder: Path | None) -> tuple[ModelSpec, str, tuple[str, .
 
 
 def _counted(spec: ModelSpec) -> Counts:
+    from gpucalc.builders.build import build_graph
     from gpucalc.counts import count
-    from gpucalc.graph import build_graph
 
     return count(build_graph(spec))
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpucalc.spec.model import ModelSpec
+    pass
 
 
 class Shard(StrEnum):
@@ -54,7 +54,8 @@ class Vector:
 class Norm:
     """One normalisation of a block: what it does decides what it keeps for backward.
 
-    kind: rmsnorm | rmsnorm_fp32_weight (weight multiplied in fp32: gemma, olmo2) | layernorm |
+    kind: rmsnorm | rmsnorm_fp32_weight (weight multiplied in fp32: gemma, olmo2) | rmsnorm_keeps_input (t5:
+    the 16-bit input stays beside its fp32 copy) | layernorm |
     layernorm_nobias | layernorm_cohere.
     """
 
@@ -257,14 +258,3 @@ class Graph:
     def trunk(self) -> Stack:
         """The stack with the most layers; decoders win ties."""
         return max(self.stacks, key=lambda s: (len(s.layers), s.role == "decoder"))
-
-
-def build_graph(spec: ModelSpec) -> Graph:
-    """The graph of a model description.
-
-    Raises UnsupportedModel for an architecture that is not drawn, InputError naming the fields
-    that a description lacks.
-    """
-    from gpucalc.builders.build import build  # builders import the classes above
-
-    return build(spec)

@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from gpucalc.builders.build import build_graph
 from gpucalc.catalog import Catalog
 from gpucalc.counts import count
 from gpucalc.errors import GpucalcError, InputError
-from gpucalc.graph import Graph, build_graph
+from gpucalc.graph import Graph
 from gpucalc.line import Line
 from gpucalc.measured import Row, Skip
 from gpucalc.measured_serving import (

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from gpucalc.__main__ import main
+from gpucalc.builders.build import build_graph
 from gpucalc.catalog import open_catalog
 from gpucalc.claims import Claim, claims
 from gpucalc.counts import Counts, count
 from gpucalc.errors import ExitCode, UnknownName
 from gpucalc.formulas import comm, rules, rules_machine, serving_memory
 from gpucalc.formulas.memory import optimizer_state_bytes, weight_bytes
-from gpucalc.graph import build_graph
 from gpucalc.spec.claims import ClaimVerdict
 
 CATALOG = open_catalog()

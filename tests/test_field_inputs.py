@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from gpucalc.builders.build import build_graph
 from gpucalc.catalog import Catalog
 from gpucalc.counts import count
 from gpucalc.errors import GpucalcError, InputError, UnsupportedModel
 from gpucalc.formulas.serving_memory import kv_token_bytes
-from gpucalc.graph import Attention, build_graph
+from gpucalc.graph import Attention
 from gpucalc.importers.huggingface import from_config
 from gpucalc.jobs import resolve, resolve_data
 from gpucalc.planner import plan_job

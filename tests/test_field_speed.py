@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from field_cases import CATALOG, cases, job_of
 
+from gpucalc.builders.build import build_graph
 from gpucalc.counts import count
 from gpucalc.formulas import compute as f
-from gpucalc.graph import build_graph
 from gpucalc.jobs import resolve_data
 from gpucalc.measured_collectives import bus_factor, estimate_s
 from gpucalc.plan.algorithms import all_reduce_by_algorithm

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from gpucalc.builders.build import build_graph
 from gpucalc.catalog import Catalog
 from gpucalc.counts import count
 from gpucalc.errors import InputError, UnsupportedModel
-from gpucalc.graph import build_graph
 from gpucalc.importers import hub
 from gpucalc.importers.huggingface import from_config, read_config
 from gpucalc.importers.load import load

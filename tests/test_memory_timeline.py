@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpucalc.graph import build_graph
+from gpucalc.builders.build import build_graph
 from gpucalc.line import Line
 from gpucalc.plan.memory import MemoryPeak, allocated_peak, memory_peak, reserved_peak
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle

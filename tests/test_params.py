@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from gpucalc.builders.build import build_graph
 from gpucalc.counts import count, linears_of
 from gpucalc.errors import InputError, UnsupportedModel
 from gpucalc.formulas import params as formulas
-from gpucalc.graph import Attention, Graph, ImageNetwork, Moe, build_graph
+from gpucalc.graph import Attention, Graph, ImageNetwork, Moe
 from gpucalc.importers.huggingface import from_config
 from gpucalc.spec.model import ModelSpec, layer_letters
 from gpucalc.spec.yamlio import load_yaml

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpucalc.builders.build import build_graph
 from gpucalc.catalog import open_catalog
 from gpucalc.errors import Infeasible
 from gpucalc.formulas import pipeline as f
-from gpucalc.graph import build_graph
 from gpucalc.plan.layout import Layout
 from gpucalc.plan.pipeline_sim import simulate
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle

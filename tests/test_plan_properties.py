@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpucalc.builders.build import build_graph
 from gpucalc.catalog import open_catalog
 from gpucalc.counts import count
 from gpucalc.errors import UnsupportedModel
-from gpucalc.graph import Graph, build_graph
+from gpucalc.graph import Graph
 from gpucalc.jobs import resolve
 from gpucalc.line import Line
 from gpucalc.plan.answer import Plan

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gpucalc.__main__ import main
+from gpucalc.builders.build import build_graph
 from gpucalc.errors import ExitCode, Infeasible
-from gpucalc.graph import Graph, build_graph
+from gpucalc.graph import Graph
 from gpucalc.plan.resolve import resolve_layout, settle
 from gpucalc.plan.rules import Degrees, broken_rules, divisors
 from gpucalc.spec.job import TrainRun

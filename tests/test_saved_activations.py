@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from gpucalc.builders.build import build_graph
 from gpucalc.formulas.memory import autocast_weight_bytes
-from gpucalc.graph import Block, build_graph
+from gpucalc.graph import Block
 from gpucalc.plan.activation import layer_line
 from gpucalc.plan.layout import Recipe
 from gpucalc.plan.resolve import resolve_recipe, settle

@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 
+from gpucalc.builders.build import build_graph
 from gpucalc.catalog import open_catalog
 from gpucalc.errors import Infeasible, InputError, UnknownName
 from gpucalc.formulas import serving_memory as mem
-from gpucalc.graph import build_graph
 from gpucalc.line import Line
 from gpucalc.plan.answer import Level
 from gpucalc.plan.evaluate import Subject

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpucalc.builders.build import build_graph
 from gpucalc.catalog import open_catalog
-from gpucalc.graph import Graph, build_graph
+from gpucalc.graph import Graph
 from gpucalc.line import Line
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.resolve import resolve_recipe, settle

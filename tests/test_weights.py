@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from gpucalc.builders.build import build_graph
 from gpucalc.catalog import Catalog
 from gpucalc.counts import count
 from gpucalc.errors import InputError, UnsupportedModel
-from gpucalc.graph import build_graph
 from gpucalc.importers.gguf import TYPES, read_gguf
 from gpucalc.importers.safetensors import read_header, read_index
 from gpucalc.importers.weights import from_gguf, measured, parameters

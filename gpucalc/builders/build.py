@@ -7,8 +7,12 @@ from gpucalc.graph import Graph
 from gpucalc.spec.model import ModelSpec
 
 
-def build(spec: ModelSpec) -> Graph:
-    """The graph of a description; see `gpucalc.graph.build_graph`."""
+def build_graph(spec: ModelSpec) -> Graph:
+    """The graph of a model description.
+
+    Raises UnsupportedModel for an architecture that is not drawn, InputError naming the fields
+    that a description lacks.
+    """
     if spec.kind in ("cnn", "detector", "diffusion"):
         from gpucalc.builders.totals import network
 

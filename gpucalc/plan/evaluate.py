@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from gpucalc.builders.build import build_graph
 from gpucalc.counts import Counts, count
 from gpucalc.errors import InputError, UnsupportedModel
 from gpucalc.formulas import cost as money
-from gpucalc.graph import Graph, build_graph
+from gpucalc.graph import Graph
 from gpucalc.line import Kind, Line, compute
 from gpucalc.plan.answer import HOST, Assumption, HostFit, Level, Plan, Verdict
 from gpucalc.plan.host import host_memory

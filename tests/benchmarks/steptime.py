@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from gpucalc.builders.build import build_graph
 from gpucalc.catalog import open_catalog
-from gpucalc.graph import build_graph
 from gpucalc.jobs import resolve
 from gpucalc.plan.evaluate import Subject, evaluate
 from gpucalc.plan.layout import Layout
