@@ -9,11 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 
 class Shard(StrEnum):
     """How tensor parallelism holds a weight."""
