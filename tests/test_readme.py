@@ -50,11 +50,14 @@ def test_every_documented_command_runs(
     if "--baseline" in line:  # what the command before it on its line wrote
         main(shlex.split("check checks.yaml --format json -o baseline.json --quiet"))
         capsys.readouterr()
+    if "trace" in line:
+        pytest.importorskip("torch")
     code = main(shlex.split(line)[1:])
     out, err = capsys.readouterr()
-    assert err == ""
+    says_more = line.startswith(("gpucalc import", "gpucalc trace"))  # what was made of the input
+    assert (err == "") != says_more
     assert code in (ExitCode.ANSWERED, ExitCode.NO)
-    assert out
+    assert out or "-o " in line
 
 
 def test_the_set_up_commands_name_what_is_there() -> None:

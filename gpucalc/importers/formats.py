@@ -6,7 +6,6 @@ A file of ours is never taken for a foreign one. What is read here becomes keys 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -120,6 +119,8 @@ def read_line(text: str, where: str, format: str | None = None) -> ImportedJob:
 
 def read_toml(text: str, where: str, format: str | None = None) -> ImportedJob:
     """A job out of TOML. Raises InputError."""
+    import tomllib  # only when a TOML file is given
+
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
