@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+
 class Shard(StrEnum):
     """How tensor parallelism holds a weight."""
 
