@@ -273,7 +273,7 @@ def _from_weights(path: Path, suffix: str) -> _Found:
         )
     found = _from_path(_config_beside(path))
     tensors, notes = weights.read_weights(path)
-    return replace(found, weights=weights.measured(tensors), notes=(*found.notes, *notes))
+    return replace(found, weights=weights.measured(tensors, _bits(found)), notes=(*found.notes, *notes))
 
 
 def _with_weights(found: _Found, folder: Path) -> _Found:
@@ -287,7 +287,15 @@ def _with_weights(found: _Found, folder: Path) -> _Found:
         tensors, notes = weights.read_weights(path)
     except InputError as error:
         return replace(found, notes=(f"weights beside it are not counted: {error}",))
-    return replace(found, weights=weights.measured(tensors), notes=notes)
+    return replace(found, weights=weights.measured(tensors, _bits(found)), notes=notes)
+
+
+def _bits(found: _Found) -> int | None:
+    """The bits of what a configuration packs in integers."""
+    from gpucalc.importers import weights
+
+    spec = _described_model(dict(found.data["model"]), found.where, "", None)[0]
+    return weights.packed_bits(spec.quantization)
 
 
 def _foreign(job: ImportedJob, path: Path | None) -> _Found:

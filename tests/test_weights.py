@@ -21,6 +21,7 @@ from gpucalc.importers.gguf import TYPES, read_gguf
 from gpucalc.importers.safetensors import read_header, read_index
 from gpucalc.importers.weights import from_gguf, measured, parameters
 from gpucalc.jobs import resolve
+from gpucalc.plan.weight_formats import weight_format
 from gpucalc.spec.job import ServeRun
 
 CATALOG = Catalog([Path(__file__).parents[1] / "catalogs"])
@@ -348,3 +349,16 @@ def test_packed_integers_count_as_what_is_packed(tmp_path: Path) -> None:
     tensors = read_header(safetensors(tmp_path / "a.safetensors", packed))
     assert parameters(tensors, bits=4) == 128 * 64
     assert parameters(tensors, bits=3) == round(128 * 8 * 32 / 3)
+
+
+def test_a_deployment_holds_what_the_files_hold(tmp_path: Path) -> None:
+    imported, quant = from_gguf(gguf(tmp_path / "tiny.gguf"))
+    spec = imported.spec
+    assert spec.weights is not None
+    held, why = weight_format(quant, "fp16", spec, build_graph(spec))
+    params = spec.weights.params_by_part
+    each = {"linear": held.linear, "embedding": held.embedding, "rest": held.rest}
+    assert sum(params[part] * size for part, size in each.items()) == pytest.approx(spec.weights.total_bytes)
+    assert (held.kind, held.exceptions, why) == ("exact", None, "the file is q4_k_m")
+    other = spec.model_copy(update={"layers": 9})  # files of another model than the one that is drawn
+    assert weight_format(quant, "fp16", other, build_graph(other))[0].exceptions

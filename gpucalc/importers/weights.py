@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -45,15 +46,25 @@ def read_weights(path: str | Path) -> tuple[tuple[Tensor, ...], tuple[str, ...]]
     )
 
 
-def measured(tensors: Iterable[Tensor]) -> WeightsSpec:
-    """Bytes of the tensors by element type and by part of the model."""
+def measured(tensors: Iterable[Tensor], bits: int | None = None) -> WeightsSpec:
+    """Bytes of the tensors by element type and by part of the model; `bits` of what is packed in integers."""
     types: dict[str, int] = {}
     parts: dict[str, int] = {}
+    params: dict[str, int] = {}
     for tensor in tensors:
         types[tensor.dtype] = types.get(tensor.dtype, 0) + tensor.bytes
         part = part_of(tensor)
         parts[part] = parts.get(part, 0) + tensor.bytes
-    return WeightsSpec(total_bytes=sum(types.values()), bytes_by_type=types, bytes_by_part=parts)
+        params[part] = params.get(part, 0) + parameters((tensor,), bits)
+    return WeightsSpec(
+        total_bytes=sum(types.values()), bytes_by_type=types, bytes_by_part=parts, params_by_part=params
+    )
+
+
+def packed_bits(quantization: str | None) -> int | None:
+    """The bits in a quantisation's words: `gptq 4-bit` is 4."""
+    match = re.search(r"(\d)-bit", quantization or "")
+    return int(match[1]) if match else None
 
 
 def part_of(tensor: Tensor) -> str:
@@ -112,9 +123,10 @@ def from_gguf(path: str | Path) -> tuple[Imported, str | None]:
     imported = from_config(
         config, where=where, name=str(read.metadata.get("general.name") or Path(path).stem)
     )
-    spec = imported.spec.model_copy(update={"weights": measured(read.tensors)})
     kind = read.metadata.get("general.file_type")
     quant = FILE_TYPES.get(kind) if isinstance(kind, int) else None
+    update = {"weights": measured(read.tensors), "quantization": quant}
+    spec = imported.spec.model_copy(update=update)
     notes = [note for note in imported.assumed if "tie_word" not in note]
     return Imported(spec, tuple(read.metadata), (*assumed, *notes), ()), quant
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from gpucalc.counts import count
 from gpucalc.errors import UnknownName, nearest
 from gpucalc.graph import Attention, Graph, Moe
 from gpucalc.plan.serving_layout import WeightFormat
-from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.model import ModelSpec, WeightsSpec
 
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -112,7 +113,13 @@ def weight_format(quant: str | None, dtype: str, spec: ModelSpec, graph: Graph) 
     quant None: as the model is published.
     """
     kept = float(DTYPE_BYTES[dtype])
-    if quant is None or quant in published_formats(spec):
+    published = quant is None or quant in published_formats(spec)
+    if spec.weights is not None and (published or quant == spec.quantization) and dtype != "fp32":
+        base, why = _published(dtype, kept, spec) if published else (gguf(str(quant), graph), "")
+        held = _as_stored(base, spec.weights, graph)
+        if held is not None:
+            return held, why or f"the file is {quant}"
+    if published or quant is None:
         return _published(dtype, kept, spec)
     if quant == "none":
         return _plain(dtype, kept), ""
@@ -140,6 +147,38 @@ def _stored(quant: str, kept: float, dtype: str) -> WeightFormat:
         source=known.source,
     )
 
+
+def _as_stored(base: WeightFormat, weights: WeightsSpec, graph: Graph) -> WeightFormat | None:
+    """The format with the bytes the files' headers state; None where they hold another model than is drawn.
+
+    Files may hold prediction layers a deployment does not load, or pack parameters in a way that is not
+    known: then their parameters are not those of the graph.
+    """
+    params, size = weights.params_by_part, weights.bytes_by_part
+    whole = float(count(graph).total.value)
+    if abs(sum(params.values()) / whole - 1) > STORED_TOLERANCE:
+        return None
+
+    def each(*parts: str, otherwise: float) -> float:
+        number = sum(params.get(part, 0) for part in parts)
+        return sum(size.get(part, 0) for part in parts) / number if number else otherwise
+
+    embedding = each("embedding", otherwise=base.embedding)
+    return replace(
+        base,
+        linear=each("linear", otherwise=base.linear),
+        expert=each("experts", otherwise=base.expert),
+        embedding=embedding,
+        head=each("head", otherwise=embedding),
+        rest=each("rest", "vision", otherwise=base.rest),
+        exceptions=None,
+        kind="exact",
+        source="headers of the weights files",
+    )
+
+
+# How far the parameters of files may be from the graph's: buffers that are stored, padded vocabularies.
+STORED_TOLERANCE = 0.005
 
 # Element types an importer reads from a checkpoint's quantisation, and the stored format each is.
 _CHECKPOINTS = {

@@ -135,6 +135,7 @@ class WeightsSpec(Spec):
     total_bytes: int = Field(ge=0)
     bytes_by_type: dict[str, int] = Field(default_factory=dict)
     bytes_by_part: dict[str, int] = Field(default_factory=dict)  # vision experts embedding head linear rest
+    params_by_part: dict[str, int] = Field(default_factory=dict)  # packed ones unpacked, scales left out
 
 
 class TracedBlock(Spec):
