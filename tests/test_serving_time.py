@@ -15,7 +15,10 @@ from gpucalc.errors import InputError, UnsupportedModel
 from gpucalc.formulas import serving_time as f
 from gpucalc.plan.evaluate import Subject
 from gpucalc.plan.serve import Deployment, deploy
-from gpucalc.plan.serve_time import Load, Server, at_targets, binding, pareto, serving_time, since
+from gpucalc.plan.serve_loads import at_targets, pareto
+from gpucalc.plan.serve_pass import Server, since
+from gpucalc.plan.serve_rates import Load
+from gpucalc.plan.serve_time import binding, serving_time
 from gpucalc.plan.serving_layout import ServingTime, Traffic
 from gpucalc.search_serving import settle
 from gpucalc.spec.engine import EngineSpec

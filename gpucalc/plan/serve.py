@@ -14,9 +14,10 @@ from gpucalc.line import Kind, Line, compute
 from gpucalc.plan.answer import Assumption, Level, Plan, Verdict
 from gpucalc.plan.evaluate import DAY_S, ErrorTable, Subject, fleet_notes, model_line
 from gpucalc.plan.launch import launch_line
+from gpucalc.plan.serve_loads import at_targets
 from gpucalc.plan.serve_memory import ERROR_BASIS, NOTHING_LOGGED, Logged, serving_memory
 from gpucalc.plan.serve_resolve import serve_layout, serve_recipe
-from gpucalc.plan.serve_time import at_targets, serving_time
+from gpucalc.plan.serve_time import serving_time
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingMemory, ServingTime
 from gpucalc.spec.engine import EngineEra, EngineSpec
 from gpucalc.spec.hardware import Cluster

@@ -1,0 +1,86 @@
+"""Loads side by side: throughput per GPU against speed per user, and the largest load within targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from gpucalc.graph import Graph
+from gpucalc.plan.serve_pass import Server
+from gpucalc.plan.serve_time import served
+from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingTime, Traffic
+from gpucalc.spec.engine import EngineSpec
+from gpucalc.spec.hardware import Cluster
+
+LOADS = tuple(2**power for power in range(13))
+
+
+def pareto(
+    graph: Graph,
+    layout: ServeLayout,
+    recipe: ServeRecipe,
+    engine: EngineSpec,
+    cluster: Cluster,
+    *,
+    kv_tokens: Any,
+    isl: int | None = None,
+    osl: int | None = None,
+    loads: Iterable[int] = LOADS,
+    traffic: Traffic | None = None,
+) -> tuple[ServingTime, ...]:
+    """Rates over loads, until more requests no longer run: throughput per GPU against speed per user."""
+    server = Server(graph, layout, recipe, engine, cluster)
+    points: list[ServingTime] = []
+    for load in loads:
+        point = served(server, load * layout.caches, isl, osl, kv_tokens, traffic or recipe.traffic)
+        points.append(point)
+        if point.binds == "cache" or load >= recipe.max_num_seqs:
+            break
+    return tuple(points)
+
+
+def at_targets(
+    graph: Graph,
+    layout: ServeLayout,
+    recipe: ServeRecipe,
+    engine: EngineSpec,
+    cluster: Cluster,
+    *,
+    kv_tokens: Any,
+    isl: int | None = None,
+    osl: int | None = None,
+    ttft_ms: float | None = None,
+    tpot_ms: float | None = None,
+    traffic: Traffic | None = None,
+) -> ServingTime | None:
+    """The largest load whose mean time to first token and per token meet the targets, None for no load.
+
+    A load at which requests wait for room meets no target of time to first token.
+    """
+    server = Server(graph, layout, recipe, engine, cluster)
+
+    def meets(load: int) -> ServingTime | None:
+        point = served(server, load * layout.caches, isl, osl, kv_tokens, traffic or recipe.traffic)
+        assert point.queue_s is not None
+        first = point.prefill_s.value + point.queue_s.value
+        if ttft_ms is not None and first * 1e3 > ttft_ms:
+            return None
+        if tpot_ms is not None and point.decode_step_s.value * 1e3 > tpot_ms:
+            return None
+        return point if point.binds != "cache" else None
+
+    best = meets(1)
+    if best is None:
+        return None
+    low, high = 1, 2
+    while high <= recipe.max_num_seqs and (point := meets(high)) is not None:
+        best, low, high = point, high, high * 2
+    high = min(high, recipe.max_num_seqs + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        point = meets(middle)
+        if point is None:
+            high = middle
+        else:
+            best, low = point, middle
+    return best
