@@ -383,7 +383,12 @@ FAMILIES: dict[str, Family] = {
         head="mlm",
     ),
     "t5": Family(
-        form="t5", position_kind="relative", activation="relu", gated_mlp=False, tied_embeddings=True
+        form="t5",
+        norm="rmsnorm_keeps_input",
+        position_kind="relative",
+        activation="relu",
+        gated_mlp=False,
+        tied_embeddings=True,
     ),
     "bart": _SEQ2SEQ,
     "whisper": Family(

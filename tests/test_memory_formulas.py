@@ -31,6 +31,11 @@ def test_rmsnorm_with_an_fp32_weight() -> None:
     assert act.rmsnorm_fp32_weight_saved_bytes(width=10, rows=5) == 2 * 40 + 5 * 4
 
 
+def test_rmsnorm_that_keeps_its_input() -> None:
+    # T5 in 16 bit: fp32 copy 40, input 20, normalised tensor 20, one fp32 rstd; in 32 bit 40, 40 and 4
+    assert act.rmsnorm_keeping_input_saved_bytes(width=10) == 40 + 20 + 20 + 4 == 40 + 40 + 4
+
+
 def test_layernorm() -> None:
     # input, mean, rstd
     assert act.layernorm_saved_bytes(width=10, activation_bytes=2) == 20 + 4 + 4
@@ -104,7 +109,7 @@ def test_state_mixer() -> None:
 
 def test_feed_forward() -> None:
     # gate, activated gate, up, product
-    assert act.gated_mlp_saved_bytes(ffn=10, activation_bytes=2) == 20 + 20 + 20 + 20
+    assert act.gated_mlp_saved_bytes(ffn=10, activation_bytes=2, tensors=4) == 20 + 20 + 20 + 20
     # gate, up, product
     assert act.fused_gated_mlp_saved_bytes(ffn=10, activation_bytes=2, input_bytes=2) == 20 + 20 + 20
     assert act.fused_gated_mlp_saved_bytes(ffn=10, activation_bytes=2, input_bytes=1) == 20 + 20 + 10
@@ -258,7 +263,9 @@ def test_deepspeed() -> None:
     assert mem.deepspeed_scatter_bytes(bucket_elements=500, params=1000, element_bytes=2) == 1000
     # a quarter of 1,000 16-bit gradients: reduced, and once more in one flat tensor
     assert mem.deepspeed_gradient_partition_bytes(params=1000, element_bytes=2, shard=4) == 500
-    assert mem.deepspeed_flat_gradient_bytes(params=1000, element_bytes=2, shard=4) == 500
+    flat = {"params": 1000, "element_bytes": 2, "shard": 4}
+    assert mem.deepspeed_flat_gradient_bytes(**flat, sub_group_elements=1000) == 500
+    assert mem.deepspeed_flat_gradient_bytes(**flat, sub_group_elements=100) == 200
     assert mem.deepspeed_live_parameter_bytes(live_elements=500, params=1000, element_bytes=2) == 1000
     # fp32 gradients of this rank's quarter, or of one sub-group of it
     assert mem.deepspeed_step_gradient_bytes(params=1000, shard=4, sub_group_elements=1000) == 4 * 250

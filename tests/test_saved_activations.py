@@ -189,3 +189,26 @@ def test_autocast_keeps_five_casts_where_bf16_keeps_two_inputs() -> None:
     assert parts["mixer_input"] == 3 * 2 * 4096  # q, k, v
     assert parts["mlp_input"] == 2 * 2 * 4096  # gate, up
     assert parts["input"] == 8 * 4096 + 4  # the residual stream is fp32
+
+
+@pytest.mark.parametrize(
+    ("precision", "ffn", "encoder", "decoder"),
+    [
+        ("bf16-pure", {"gated_mlp": True, "activation": "gelu_new"}, 923_136, 845_312),
+        ("bf16-pure", {"gated_mlp": False, "activation": "relu"}, 554_496, 599_552),
+        ("fp32", {"gated_mlp": True, "activation": "gelu_new"}, 1_648_128, 1_492_480),
+    ],
+)
+def test_measured_t5_blocks(precision: str, ffn: dict[str, Any], encoder: int, decoder: int) -> None:
+    """Middle blocks of transformers 5.24's T5, two sequences of 96 encoder and 64 decoder tokens, no dropout."""
+    spec = {
+        "name": "t5", "architecture": "t5", "layers": 3, "decoder_layers": 3, "hidden": 64, "heads": 4,
+        "kv_heads": 4, "head_dim": 16, "ffn": 160, "vocab": 320, **ffn,
+    }  # fmt: skip
+    for stack, tokens, measured in zip(
+        build_graph(ModelSpec.read(spec)).stacks, (96, 64), (encoder, decoder), strict=True
+    ):
+        run = {"framework": "ddp", "precision": precision, "attention": "eager", "dropout": False}
+        _, recipe = recipe_of({**run, "seq_len": tokens, "micro_batch": 2}, spec)
+        line = layer_line(stack.blocks[0], recipe, seq_len=tokens, memory_tokens=96 / 64)
+        assert line.value * 2 * tokens == measured, line.children

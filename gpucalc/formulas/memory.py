@@ -130,12 +130,14 @@ def deepspeed_step_gradient_bytes(*, params: Num, shard: Num, sub_group_elements
 
 
 @formula(unit="bytes", source=DEEPSPEED)
-def deepspeed_flat_gradient_bytes(*, params: Num, element_bytes: Num, shard: Num) -> Num:
-    """Stages 1 and 2 at step: the partition's gradients in one flat tensor, until its fp32 copy is made.
+def deepspeed_flat_gradient_bytes(
+    *, params: Num, element_bytes: Num, shard: Num, sub_group_elements: Num
+) -> Num:
+    """Gradients of the partition (stage 3: of one sub-group) in one flat tensor, until cast to fp32.
 
-    stage_1_and_2.py 0.19.8, lines 3114 to 3118. Measured to the byte.
+    stage_1_and_2.py 0.19.8, lines 3114 to 3118. Measured to the byte at every stage.
     """
-    return params * element_bytes / shard
+    return element_bytes * minimum(params / shard, sub_group_elements)
 
 
 @formula(unit="bytes", source=FSDP2)

@@ -135,6 +135,8 @@ def norm_line(norm: Norm, recipe: Recipe, *, frozen: bool, rows: int = 1) -> Lin
         return compute(name, act.cohere_layernorm_saved_bytes, width=width)
     if norm.kind == "rmsnorm_fp32_weight":
         return compute(name, act.rmsnorm_fp32_weight_saved_bytes, width=width, rows=rows)
+    if norm.kind == "rmsnorm_keeps_input":
+        return compute(name, act.rmsnorm_keeping_input_saved_bytes, width=width)
     return compute(name, act.rmsnorm_saved_bytes, width=width, rows=rows, activation_bytes=size)
 
 
@@ -269,7 +271,7 @@ def _cross_lines(
             act.flash_attention_saved_bytes,
             query_width=cross.heads * cross.qk_dim,
             kv_width=kv * memory_tokens,
-            heads=cross.heads,
+            heads=cross.heads if recipe.attention != "eager" else 0,  # log-sum-exps are flash attention's
             activation_bytes=size,
         )
     )
@@ -280,7 +282,7 @@ def _cross_lines(
                 act.attention_mask_bytes,
                 tokens=cross.heads * memory_tokens,
                 span=seq_len,
-                element_bytes=size + 4 if recipe.kernels == "eager" else size,
+                element_bytes=size + 4 if recipe.kernels == "eager" and cross.rope != "none" else size,
             )
         )
     return lines
@@ -347,7 +349,9 @@ def _mlp_line(name: str, ffn: int, gated: bool, activation: str, recipe: Recipe,
                 activation_bytes=size,
                 input_bytes=_stored_input_bytes(recipe),
             )
-        return compute(name, act.gated_mlp_saved_bytes, ffn=ffn, activation_bytes=size)
+        # The product and the other factor join what the activation keeps.
+        tensors = PLAIN_MLP_TENSORS.get(activation, 2) + 2
+        return compute(name, act.gated_mlp_saved_bytes, ffn=ffn, activation_bytes=size, tensors=tensors)
     tensors = PLAIN_MLP_TENSORS.get(activation, 2)
     if recipe.kernels != "eager":
         tensors = min(tensors, 2)

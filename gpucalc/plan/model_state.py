@@ -364,23 +364,19 @@ def step_transients(rank: Rank) -> tuple[Line, ...]:
         return ()
     # With fp32 gradients (bf16 before 2023) their partition is a view of what is there.
     if recipe.framework == "deepspeed" and recipe.parameter_bytes == 2 and recipe.gradient_bytes != 6:
-        lines.append(
-            compute(
-                "fp32_gradient_partition",
-                mem.deepspeed_step_gradient_bytes,
-                params=trained,
-                shard=layout.shard if layout.zero_stage >= 1 else 1,
-                sub_group_elements=allowances.DEEPSPEED_SUB_GROUP if layout.zero_stage >= 3 else trained,
-            )
-        )
-        if recipe.engine_stage in (1, 2):
+        group: dict[str, Any] = {
+            "params": trained,
+            "shard": layout.shard if layout.zero_stage >= 1 else 1,
+            "sub_group_elements": allowances.DEEPSPEED_SUB_GROUP if layout.zero_stage >= 3 else trained,
+        }
+        lines.append(compute("fp32_gradient_partition", mem.deepspeed_step_gradient_bytes, **group))
+        if recipe.engine_stage >= 1:
             lines.append(
                 compute(
                     "flat_gradients",
                     mem.deepspeed_flat_gradient_bytes,
-                    params=trained,
                     element_bytes=recipe.gradient_bytes,
-                    shard=layout.shard,
+                    **group,
                 )
             )
     if recipe.step_temporary_bytes:
