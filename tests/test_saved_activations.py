@@ -200,7 +200,7 @@ def test_autocast_keeps_five_casts_where_bf16_keeps_two_inputs() -> None:
     ],
 )
 def test_measured_t5_blocks(precision: str, ffn: dict[str, Any], encoder: int, decoder: int) -> None:
-    """Middle blocks of transformers 5.24's T5, two sequences of 96 encoder and 64 decoder tokens, no dropout."""
+    """Middle blocks of transformers 5.24's T5, two sequences of 96 encoder, 64 decoder tokens, no dropout."""
     spec = {
         "name": "t5", "architecture": "t5", "layers": 3, "decoder_layers": 3, "hidden": 64, "heads": 4,
         "kv_heads": 4, "head_dim": 16, "ffn": 160, "vocab": 320, **ffn,

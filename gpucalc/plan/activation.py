@@ -93,6 +93,15 @@ def selective_line(block: Block, recipe: Recipe, *, seq_len: int) -> Line:
         parts.append(
             compute("attention_output", act.linear_input_saved_bytes, width=out, element_bytes=size, copies=1)
         )
+        parts.append(
+            compute(
+                "log_sum_exp",
+                act.linear_input_saved_bytes,
+                width=block.mixer.heads,
+                element_bytes=4,
+                copies=1,
+            )
+        )
     return total("saved_per_token", tuple(parts), unit="bytes/token")
 
 
