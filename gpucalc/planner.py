@@ -56,6 +56,7 @@ def plan_job(
             notes=job.notes,
             errors=errors,
             always_time=always_time,
+            loads=advice,
         )
         if not advice:
             return plan

@@ -183,6 +183,7 @@ def plan_serving(
     notes: tuple[str, ...] = (),
     errors: ErrorTable | None = None,
     always_time: bool = False,
+    loads: bool = False,
 ) -> Plan:
     """The plan of a serving run, whatever it leaves auto settled first."""
     settled, chosen = settle(subject, run, cluster, engine)
@@ -202,4 +203,5 @@ def plan_serving(
         notes=notes,
         errors=errors,
         always_time=always_time,
+        loads=loads,
     )

@@ -79,6 +79,22 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadPoint:
+    """What a deployment does at one number of requests in flight: one point of speed against throughput."""
+
+    concurrency: int
+    tokens_per_s_per_user: float
+    tokens_per_s_per_gpu: float
+    ttft_s: float
+    tpot_s: float
+    queue_s: float  # mean wait for room in the cache, before the time to first token begins
+    binds: str
+    meets_targets: bool | None  # None: the job states none
+    is_job: bool  # the job's own concurrency
+    is_most: bool  # the most in flight within the targets
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The answer for one job on one fleet.
 
@@ -106,6 +122,7 @@ class Plan:
     actions: tuple[Action, ...]
     notes: tuple[str, ...] = ()
     cache: Line | None = None  # serving: what the cache holds; children: pool, tokens, requests, per token
+    loads: tuple[LoadPoint, ...] = ()  # serving: other concurrencies beside the job's own, fewest first
     launch: str | None = None  # serving: the engine's own command for this plan
 
     @property

@@ -11,10 +11,10 @@ from gpucalc.errors import GpucalcError
 from gpucalc.formulas import cost as money
 from gpucalc.graph import Graph
 from gpucalc.line import Kind, Line, compute
-from gpucalc.plan.answer import Assumption, Level, Plan, Verdict
+from gpucalc.plan.answer import Assumption, Level, LoadPoint, Plan, Verdict
 from gpucalc.plan.evaluate import DAY_S, ErrorTable, Subject, fleet_notes, model_line
 from gpucalc.plan.launch import launch_line
-from gpucalc.plan.serve_loads import at_targets
+from gpucalc.plan.serve_loads import at_targets, pareto
 from gpucalc.plan.serve_memory import ERROR_BASIS, NOTHING_LOGGED, Logged, serving_memory
 from gpucalc.plan.serve_resolve import serve_layout, serve_recipe
 from gpucalc.plan.serve_time import serving_time
@@ -97,8 +97,12 @@ def evaluate_serving(
     notes: tuple[str, ...] = (),
     errors: ErrorTable | None = None,
     always_time: bool = False,
+    loads: bool = False,
 ) -> Plan:
-    """The plan of a settled serving run. Raises Infeasible or InputError."""
+    """The plan of a settled serving run; with `loads` its speed at other loads too.
+
+    Raises Infeasible or InputError.
+    """
     found = deploy(subject, run, cluster, engine)
     verdict = _verdict(found)
     time: ServingTime | None = None
@@ -114,11 +118,14 @@ def evaluate_serving(
     own = tuple(item for item in found.assumptions if item.key not in stated)
     known = errors or ErrorTable()
     rates = None
+    points: tuple[LoadPoint, ...] = ()
     if time is not None:
         best = _at_targets(subject, found, engine, cluster)
         rates = _rates(time, found, best)
         if best is None and _has_targets(found.recipe):
             told.append("no load meets the targets")
+        if loads:
+            points = _loads(subject, found, engine, cluster, time, best)
     return Plan(
         name=name,
         model=model_line(subject.counts),
@@ -139,6 +146,7 @@ def evaluate_serving(
         actions=(),
         notes=(*subject.graph.notes, *notes, *fleet_notes(cluster), *dict.fromkeys(told)),
         cache=_cache(found),
+        loads=points,
         launch=launch,
     )
 
@@ -225,6 +233,38 @@ def _at_targets(
         kv_tokens=found.cached_tokens,
         ttft_ms=recipe.ttft_ms,
         tpot_ms=recipe.tpot_ms,
+    )
+
+
+def _loads(
+    subject: Subject,
+    found: Deployment,
+    engine: EngineSpec,
+    cluster: Cluster,
+    own: ServingTime,
+    best: ServingTime | None,
+) -> tuple[LoadPoint, ...]:
+    """Speed against throughput: the job's own load, the largest within its targets, and others around."""
+    recipe = found.recipe
+    others = pareto(subject.graph, found.layout, recipe, engine, cluster, kv_tokens=found.cached_tokens)
+    points = {point.concurrency: point for point in others}
+    if best is not None:
+        points[best.concurrency] = best
+    points[recipe.concurrency] = own
+    return tuple(
+        LoadPoint(
+            concurrency=load,
+            tokens_per_s_per_user=float(point.tokens_per_s_per_user.value),
+            tokens_per_s_per_gpu=float(point.tokens_per_s_per_gpu.value),
+            ttft_s=float(point.prefill_s.value),
+            tpot_s=float(point.decode_step_s.value),
+            queue_s=float(point.queue_s.value) if point.queue_s is not None else 0.0,
+            binds=point.binds,
+            meets_targets=meets_targets(point, recipe) if _has_targets(recipe) else None,
+            is_job=load == recipe.concurrency,
+            is_most=best is not None and load == best.concurrency,
+        )
+        for load, point in sorted(points.items())
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from gpucalc.graph import Graph
@@ -12,7 +11,15 @@ from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingTime, T
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.hardware import Cluster
 
-LOADS = tuple(2**power for power in range(13))
+ROWS = 6  # of a table that has room for the job's own load and the largest within its targets
+
+
+def ladder(most: int, rows: int = ROWS) -> tuple[int, ...]:
+    """Doublings from 1 up to `most`, itself included, of which so many are kept, evenly."""
+    steps = [*(2**power for power in range((most - 1).bit_length())), most]
+    if len(steps) <= rows:
+        return tuple(steps)
+    return tuple(steps[round(row * (len(steps) - 1) / (rows - 1))] for row in range(rows))
 
 
 def pareto(
@@ -25,18 +32,21 @@ def pareto(
     kv_tokens: Any,
     isl: int | None = None,
     osl: int | None = None,
-    loads: Iterable[int] = LOADS,
+    rows: int = ROWS,
     traffic: Traffic | None = None,
 ) -> tuple[ServingTime, ...]:
-    """Rates over loads, until more requests no longer run: throughput per GPU against speed per user."""
+    """Rates from one request a cache to as many as run at once: throughput per GPU against speed per user."""
     server = Server(graph, layout, recipe, engine, cluster)
-    points: list[ServingTime] = []
-    for load in loads:
-        point = served(server, load * layout.caches, isl, osl, kv_tokens, traffic or recipe.traffic)
-        points.append(point)
-        if point.binds == "cache" or load >= recipe.max_num_seqs:
-            break
-    return tuple(points)
+    given = traffic or recipe.traffic
+    caches = layout.dp * (layout.replicas - given.prefill_replicas)
+    full = served(server, recipe.max_num_seqs * caches, isl, osl, kv_tokens, given)
+    loads = ladder(full.concurrency // caches, rows)
+    return tuple(
+        full
+        if load == recipe.max_num_seqs and full.binds != "cache"
+        else served(server, load * caches, isl, osl, kv_tokens, given)
+        for load in loads
+    )
 
 
 def at_targets(

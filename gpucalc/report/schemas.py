@@ -108,6 +108,18 @@ def _plan() -> _Schema:
         "step_s": _maybe(_NUMBER),
         "tokens_per_s": _maybe(_NUMBER),
     }
+    load = {
+        "concurrency": _WHOLE,
+        "tokens_per_s_per_user": _NUMBER,
+        "tokens_per_s_per_gpu": _NUMBER,
+        "ttft_s": _NUMBER,
+        "tpot_s": _NUMBER,
+        "queue_s": _NUMBER,
+        "binds": _TEXT,
+        "meets_targets": _maybe({"type": "boolean"}),
+        "is_job": {"type": "boolean"},
+        "is_most": {"type": "boolean"},
+    }
     needed = {
         "schema_version": {"const": SCHEMA_VERSION},
         "name": _TEXT,
@@ -122,6 +134,7 @@ def _plan() -> _Schema:
         "assumed_figures": {"type": "array", "items": {"$ref": "#/$defs/figure"}},
         "speed_error": _maybe(error),
         "actions": {"type": "array", "items": _object(action)},
+        "loads": {"type": "array", "items": _object(load)},
         "launch": _maybe(_TEXT),
         "documents": {"type": "array", "items": {"type": "object"}},
         "notes": _TEXTS,

@@ -8,9 +8,21 @@ from rich.text import Text
 
 from gpucalc import units
 from gpucalc.line import Line
-from gpucalc.plan.answer import Plan, Verdict
+from gpucalc.plan.answer import LoadPoint, Plan, Verdict
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe
-from gpucalc.report.screen import QUIET, bar, breakdown, clean, grid, heading, indent, label, quantity
+from gpucalc.report.screen import (
+    QUIET,
+    bar,
+    breakdown,
+    clean,
+    columns,
+    grid,
+    heading,
+    indent,
+    label,
+    quantity,
+    whole,
+)
 
 _BAR = 22
 _SMALLEST_SHARE = (0.0005, 0.004, 0.02)
@@ -121,6 +133,35 @@ def decode_pass(answer: Plan) -> RenderableType:
             )
     words = f"One decoding pass at {answer.recipe.concurrency} requests in flight, bound by {answer.binds}"
     return Group(heading(words), indent(table))
+
+
+def loads(answer: Plan) -> RenderableType:
+    """Speed of a user against throughput of a GPU, one row for each number of requests in flight."""
+    targets = any(point.meets_targets is not None for point in answer.loads)
+    heads = ("in flight", "per user", "per GPU", "ttft", "tpot", "bound by", "targets" if targets else "")
+    table = columns(*heads, right=range(5), whole=range(6))
+    for point in answer.loads:
+        table.add_row(
+            f"{point.concurrency:,}",
+            whole(point.tokens_per_s_per_user),
+            whole(point.tokens_per_s_per_gpu),
+            units.seconds(point.ttft_s),
+            units.seconds(point.tpot_s),
+            clean(point.binds.removesuffix(" bandwidth")),
+            _load_words(point),
+        )
+    return Group(heading("Speed against throughput, output tokens/s"), indent(table))
+
+
+def _load_words(point: LoadPoint) -> str:
+    """What there is to say of one load: whose it is, whether it meets the targets, what waits."""
+    words = ["this job"] if point.is_job else []
+    if point.meets_targets is not None:
+        met = "most that meet" if point.is_most else "meets"
+        words.append(met if point.meets_targets else "misses")
+    if point.queue_s > 0:
+        words.append(f"waits {units.seconds(point.queue_s)}")
+    return ", ".join(words)
 
 
 def launch(answer: Plan) -> RenderableType:

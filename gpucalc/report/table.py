@@ -59,6 +59,8 @@ def plan(answer: Plan, rules: Sequence[Estimate] = ()) -> RenderableType:
             parts.append(
                 indent(Text(f"expected error of time and rates: ±{units.percent(error)} ({clean(basis)})"))
             )
+    if len(answer.loads) > 1:
+        parts += [Text(), serving.loads(answer)]
     if answer.cost is not None:
         title = f"Cost {answer.cost.note}" if answer.cost.note else "Cost"
         parts += [Text(), heading(title), indent(_facts(answer.cost))]
