@@ -1,7 +1,8 @@
 """Changes of a deployment worth making, each planned again so that it comes with its numbers.
 
 Where the engine may not start: a shorter context, another share of the card, fewer sequences, smaller
-weights or cache, more or larger cards. Where it starts: what serves faster by a twentieth or more.
+weights or cache, more or larger cards. Where it starts but misses the run's targets: what meets them.
+Otherwise, and where nothing does: what serves faster by a twentieth or more.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def advised_serving(
     errors: ErrorTable | None = None,
 ) -> Plan:
     """The plan with its actions. `clusters` opens a fleet of one card; `larger` names cards to try."""
+    helps = _helps(plan)
 
     def tried(changes: Mapping[str, Any], where: Cluster) -> Plan | None:
         try:
@@ -48,17 +50,39 @@ def advised_serving(
             return None
 
     found: list[Action] = []
+    faster: list[Action] = []
     seen: set[str] = set()
     for kind, title, changes in _changes(plan, run, cluster):
         if kind in seen:
             continue
         answer = tried(changes, cluster)
-        if answer is not None and _helps(plan, answer):
+        if answer is None:
+            continue
+        action = _action(title, {f"run.{key}": value for key, value in changes.items()}, answer)
+        if helps(answer):
             seen.add(kind)
-            found.append(_action(title, {f"run.{key}": value for key, value in changes.items()}, answer))
-    if plan.verdict.level is not Level.FITS and len(cluster.pools) == 1:
-        found += _fleets(run, cluster, tried, clusters, larger)
-    return replace(plan, actions=tuple(found[:MOST]))
+            found.append(action)
+        elif _faster(plan, answer):
+            faster.append(action)
+    if wanting(plan) and len(cluster.pools) == 1:
+        found += _fleets(run, cluster, tried, clusters, larger, helps)
+    return replace(plan, actions=tuple((found or faster)[:MOST]))
+
+
+def wanting(plan: Plan) -> bool:
+    """Whether a plan may not start or misses its run's targets."""
+    return plan.verdict.level is not Level.FITS or not _on_target(plan)
+
+
+def _on_target(plan: Plan) -> bool:
+    """Whether a plan's mean times are within its run's targets, waiting included; a run may state none."""
+    recipe, rates = plan.recipe, plan.throughput
+    if rates is None:
+        return recipe.ttft_ms is None and recipe.tpot_ms is None
+    first = sum(line.value for line in rates.children if line.name in ("ttft", "queue"))
+    return (recipe.ttft_ms is None or first * 1e3 <= recipe.ttft_ms) and (
+        recipe.tpot_ms is None or rates.child("tpot").value * 1e3 <= recipe.tpot_ms
+    )
 
 
 def _changes(plan: Plan, run: ServeRun, cluster: Cluster) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -79,6 +103,10 @@ def _changes(plan: Plan, run: ServeRun, cluster: Cluster) -> Iterator[tuple[str,
                 yield "sequences", f"max_num_seqs {count}", {"max_num_seqs": count}
         if run.framework in ("vllm", "sglang") and not run.enforce_eager:
             yield "graphs", "no CUDA graphs", {"enforce_eager": True}
+    else:
+        for most in (point.concurrency for point in plan.loads if point.is_most):
+            if most < recipe.concurrency:
+                yield "load", f"at most {most} requests in flight", {"concurrency": most}
     if run.framework in ("vllm", "sglang") and recipe.kv_bytes > 1:
         yield "cache", "8-bit cache", {"kv_dtype": "fp8"}
     if run.framework == "llamacpp" and recipe.kv_bytes > 1.1:
@@ -102,8 +130,9 @@ def _fleets(
     tried: Callable[[Mapping[str, Any], Cluster], Plan | None],
     clusters: Callable[[str, int], Cluster],
     larger: tuple[str, ...],
+    helps: Callable[[Plan], bool],
 ) -> Iterator[Action]:
-    """The smallest fleet of the own card that starts, and of larger cards."""
+    """The smallest fleet of the own card that starts within the targets, and of larger cards."""
     own = cluster.pools[0].gpu.id
     # Engines that divide by layers take all cards by themselves.
     degrees = {} if run.framework in BY_LAYERS else {"tp": "auto", "pp": "auto"}
@@ -115,16 +144,23 @@ def _fleets(
         for card, count in group:
             where = clusters(card, count)
             answer = tried(degrees, where)
-            if answer is not None and answer.verdict.level is Level.FITS:
+            if answer is not None and answer.verdict.level is Level.FITS and helps(answer):
                 name = where.pools[0].gpu.name
                 yield _action(f"{count} x {name}", {"gpus": f"{count}x{card}", **named}, answer)
                 break
 
 
-def _helps(before: Plan, after: Plan) -> bool:
+def _helps(before: Plan) -> Callable[[Plan], bool]:
+    """What a change has to bring: a start, then the targets, then speed."""
     order = list(Level)
     if before.verdict.level is not Level.FITS:
-        return order.index(after.verdict.level) < order.index(before.verdict.level)
+        return lambda after: order.index(after.verdict.level) < order.index(before.verdict.level)
+    if not _on_target(before):
+        return lambda after: after.verdict.level is Level.FITS and _on_target(after)
+    return lambda after: _faster(before, after)
+
+
+def _faster(before: Plan, after: Plan) -> bool:
     if after.verdict.level is not Level.FITS or before.throughput is None or after.throughput is None:
         return False
     return bool(after.throughput.value > WORTH * before.throughput.value)

@@ -60,7 +60,7 @@ def plan_job(
         )
         if not advice:
             return plan
-        from gpucalc.advise_serving import advised_serving
+        from gpucalc.advise_serving import advised_serving, wanting
 
         return advised_serving(
             plan,
@@ -69,7 +69,7 @@ def plan_job(
             cluster,
             engine,
             clusters=lambda card, count: catalog.cluster([(None, count, card)]),
-            larger=_larger(catalog, cluster) if plan.verdict.level is not Level.FITS else (),
+            larger=_larger(catalog, cluster) if wanting(plan) else (),
             errors=errors,
         )
     run, assumptions = _runnable_precision(run, assumptions, cluster)

@@ -357,6 +357,53 @@ def test_actions_bring_what_they_say(job: str, gpus: str | None, sets: tuple[str
         assert better or faster, action.title
 
 
+def test_missed_targets_bring_what_meets_them() -> None:
+    sets = ("run.concurrency=80",)
+    plan = planned("serve-llama-3.3-70b", None, *sets)
+    assert plan.throughput is not None
+    assert plan.throughput.child("tpot").value * 1e3 > plan.recipe.tpot_ms
+    keys = [set(action.changes) for action in plan.actions]
+    assert {"run.concurrency"} in keys
+    assert {"run.quant"} in keys
+    assert any("gpus" in changed for changed in keys)
+    for action in plan.actions:
+        assert action.step_s is not None
+        assert action.step_s * 1e3 <= plan.recipe.tpot_ms, action.title
+        changes = {key: str(value) for key, value in action.changes.items()}
+        fleet = changes.pop("gpus", None)
+        again = (f"{key}={value}" for key, value in changes.items())
+        found = planned("serve-llama-3.3-70b", fleet, *sets, *again)
+        assert found.time is not None
+        assert found.time.value == pytest.approx(action.step_s), action.title
+    fewer = next(action for action in plan.actions if "run.concurrency" in action.changes)
+    most = next(point for point in plan.loads if point.is_most)
+    assert fewer.changes["run.concurrency"] == most.concurrency
+
+
+def test_targets_nothing_meets_still_bring_what_is_faster() -> None:
+    plan = planned("serve-llama-3.3-70b", None, "run.tpot_ms=1")
+    assert plan.throughput is not None
+    assert plan.actions
+    assert all((action.tokens_per_s or 0) > plan.throughput.value for action in plan.actions)
+    assert "no load meets the targets" in plan.notes
+
+
+def test_actions_are_shown_with_their_numbers() -> None:
+    plan = served("llama-3.1-70b", "1xh100-sxm-80gb")
+    assert plan.verdict.level is Level.DOES_NOT_FIT
+    assert plan.loads == ()
+    text = render(table.plan(plan), color=False)
+    shown = text.split("What would help", 1)[1]
+    for action in plan.actions:
+        row = next(line for line in shown.splitlines() if line.startswith(f"  {action.title}"))
+        assert {"FITS", "MARGINAL"} & set(row.split())
+        assert f"{action.needed_bytes / GIB:,.2f} GiB" in row
+    document = as_json.plan(plan, {})
+    assert [action["needed_bytes"] for action in document["actions"]] == [
+        pytest.approx(action.needed_bytes) for action in plan.actions
+    ]
+
+
 def test_two_cards_are_named_for_what_one_does_not_hold() -> None:
     plan = served("llama-3-70b", "1xrtx-3090", "run.framework=llamacpp", "run.quant=q4_k_m")
     assert any(action.changes["gpus"] == "2xrtx-3090" for action in plan.actions)
