@@ -674,28 +674,56 @@ def probe_command(
 
 @app.command("doctor")
 def doctor_command(
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB]", help="A job the machine has to carry.", autocompletion=_jobs),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option("--system", metavar="FILE", help="A described server, or a system of the catalogue."),
+    ] = None,
+    psu: Annotated[
+        str | None,
+        typer.Option("--psu", metavar="2x1600", help="Power supplies; also 2x1600:redundant:12v=1440."),
+    ] = None,
+    inlet: Annotated[
+        float | None, typer.Option("--inlet", metavar="C", help="Hottest intake temperature.")
+    ] = None,
+    monitor: Annotated[
+        bool, typer.Option("--monitor", help="Print commands to run beside a job on this machine instead.")
+    ] = False,
     lint: Annotated[
         str | None,
-        typer.Option("--lint", metavar="FILE", help="A launch script or the output of env; - reads it here."),
+        typer.Option(
+            "--lint", metavar="FILE", help="Look at a launch script or the output of env; - reads it here."
+        ),
     ] = None,
+    task: Task = None,
+    sets: Sets = None,
     catalog: CatalogDir = None,
     as_json: Json = False,
 ) -> None:
-    """What is wrong with a launch script: settings nobody reads, commands and flags that do not work."""
+    """Is this machine, or a described one, fit; what is wrong with a launch script; exit 1 on an error."""
     from gpucalc.catalog import open_catalog
     from gpucalc.doctor import command
-    from gpucalc.errors import InputError
+    from gpucalc.doctor.box import Attached
 
-    if lint is None:
-        raise InputError("is missing", where="--lint", legal="a launch script, the output of env, or -")
-    found = command.lint_file(lint, open_catalog(catalog))
+    known = open_catalog(catalog)
+
+    def attached() -> Attached:
+        from gpucalc.probe import command as probe
+
+        return probe.attached(known)
+
+    flags = command.Flags(job, system, psu, inlet, monitor, lint, task, tuple(sets or ()))
+    answer = command.answer(flags, known, attached)
     if as_json:
-        emit_json(found.document())
+        emit_json(answer.document())
     else:
         from gpucalc.report import doctor
 
-        draw(doctor.report(found))
-    if found.severe:
+        draw(doctor.drawn(answer))
+    if answer.severe:
         raise typer.Exit(ExitCode.NO)
 
 

@@ -192,7 +192,7 @@ def test_conflicts_hold_for_what_is_set_last() -> None:
 
 
 def test_a_continued_line_keeps_the_line_of_each_flag() -> None:
-    text = "torchrun \\\n  --nnodes 2 \\\n  --nproc_per_node=all \\\n --standalone --rdzv_endpoint h:1 \\\n t.py"
+    text = "torchrun \\\n --nnodes 2 \\\n --nproc_per_node=all \\\n --standalone --rdzv_endpoint h \\\n t.py"
     assert checks(text) == [(3, "wrong-type"), (4, "flag-conflict")]
 
 

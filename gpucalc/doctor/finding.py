@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpucalc.catalog import Catalog
@@ -106,3 +106,16 @@ def report(
             raise UnknownName("unknown source", where="catalogue checks", given=key, near=near)
         references[key] = catalog.sources[key]
     return Report(subject, tuple(held), tuple(questions), tuple(facts), references)
+
+
+def once(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The first finding of each wording, with how many cards it is true of."""
+    alike: dict[tuple[str, str], list[Finding]] = {}
+    for item in found:
+        alike.setdefault((item.check, item.problem), []).append(item)
+    return tuple(
+        items[0]
+        if len(items) == 1
+        else replace(items[0], about=f"{items[0].about} and {len(items) - 1} more")
+        for items in alike.values()
+    )

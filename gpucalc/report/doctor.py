@@ -7,6 +7,7 @@ from rich.style import Style
 from rich.text import Text
 
 from gpucalc.doctor.finding import Finding, Report
+from gpucalc.doctor.monitor import Monitor
 from gpucalc.report.screen import QUIET, clean, grid, heading, indent
 from gpucalc.spec.checks import Severity
 
@@ -15,6 +16,11 @@ _STYLE = {
     Severity.WARNING: Style(color="yellow"),
     Severity.NOTE: Style(color="cyan"),
 }
+
+
+def drawn(answer: Report | Monitor) -> RenderableType:
+    """Whatever doctor answered."""
+    return report(answer) if isinstance(answer, Report) else monitor(answer)
 
 
 def report(found: Report) -> RenderableType:
@@ -59,3 +65,17 @@ def _finding(item: Finding) -> RenderableType:
         if value:
             rows.add_row(Text(name, style=QUIET), Text(clean(value), style=QUIET if name == "source" else ""))
     return Group(title, indent(rows))
+
+
+def monitor(found: Monitor) -> RenderableType:
+    """Each command on a line of its own, to be copied, with what it shows."""
+    parts: list[RenderableType] = [heading(f"Beside a job on {found.subject}"), Text()]
+    for item in found.commands:
+        # A command that is broken over lines by the terminal's width cannot be copied.
+        parts += [Text(clean(item.command), no_wrap=True, overflow="ignore")]
+        about = f"{item.shows} (item {', '.join(item.claims)})" if item.claims else item.shows
+        parts += [indent(Text(clean(about), style=QUIET)), Text()]
+    if found.left_out:
+        parts.append(Text("left out, for want of what they show:", style=QUIET))
+        parts += [indent(Text(f"{item.id}: no {lacks}", style=QUIET)) for item, lacks in found.left_out]
+    return Group(*parts)

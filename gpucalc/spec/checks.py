@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -141,3 +141,22 @@ class LaunchersSpec(Spec):
     id: str
     name: str
     launchers: tuple[LauncherSpec, ...]
+
+
+class MonitorSpec(Spec):
+    """One command to run beside a job, and on which machines it tells something."""
+
+    id: str
+    command: str
+    shows: str
+    needs: tuple[Literal["several", "nvlink", "ecc", "profiling", "nodes"], ...] = ()
+    source: Sources
+    claims: tuple[str, ...] = ()
+
+
+class MonitorsSpec(Spec):
+    """Commands to run beside a job."""
+
+    id: str
+    name: str
+    commands: tuple[MonitorSpec, ...]
