@@ -401,6 +401,19 @@ def test_temporaries_of_an_adamw_step(kind: str, temporaries: int) -> None:
     assert mode.peak == pytest.approx(whole, abs=1024)
 
 
+def test_muon_keeps_one_momentum() -> None:
+    weights = [nn.Parameter(torch.randn(64, 96)) for _ in range(3)]
+    optimizer = torch.optim.Muon(weights)
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    states = sum(state.nbytes for held in optimizer.state.values() for state in held.values())
+    params = 3 * 64 * 96
+    assert states == mem.optimizer_state_bytes(params=params, bytes_per_param=4, shard=1, zero_stage=0)
+    with pytest.raises(ValueError, match="2D"):
+        torch.optim.Muon([nn.Parameter(torch.randn(64))])
+
+
 @pytest.fixture
 def group(tmp_path: Any) -> Iterator[None]:
     """A gloo group of this process alone."""

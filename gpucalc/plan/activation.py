@@ -7,6 +7,7 @@ This module only chooses formulas by the shape of the layer and the code path; t
 from __future__ import annotations
 
 from gpucalc.formulas import activations as act
+from gpucalc.formulas import optimizers as opt
 from gpucalc.graph import Attention, Block, FeedForward, Linear, Mlp, Moe, Norm, Shard, StateMixer
 from gpucalc.line import Kind, Line, compute, total
 from gpucalc.plan.layout import Adapters, Recipe
@@ -424,4 +425,14 @@ def _adapter_lines(block: Block, adapters: Adapters, activation_bytes: int) -> l
                         dropout=int(adapters.dropout),
                     )
                 )
+                if adapters.kind == "dora":
+                    lines.append(
+                        compute(
+                            f"dora_{linear.name}",
+                            opt.dora_saved_bytes,
+                            outputs=linear.outputs,
+                            base_bytes=adapters.input_bytes if adapters.dropout else activation_bytes,
+                            element_bytes=adapters.input_bytes,
+                        )
+                    )
     return lines

@@ -106,6 +106,18 @@ DEEPSPEED_SUB_GROUP = Line(
     "sub_group_elements", 1_000_000_000, "count", Kind.ASSUMED, source="DeepSpeed default sub_group_size"
 )
 
+# Sides of weights that preconditioners take whole.
+SOAP_LARGEST_SIDE = Line(
+    "max_precond_dim", 10_000, "count", Kind.ASSUMED, source="nikhilvyas/SOAP@a1e5535:soap.py, its default"
+)
+SHAMPOO_BLOCK = Line(
+    "max_preconditioner_dim",
+    1024,
+    "count",
+    Kind.ASSUMED,
+    source="facebookresearch/optimizers: DistributedShampoo's default; its README advises 1,024 to 8,192",
+)
+
 # Beside what is offloaded to the host: buffers and the rounding of pinned blocks to powers of two.
 HOST_BUFFER_FRACTION = Line(
     "host_buffer_fraction",

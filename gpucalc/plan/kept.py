@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from gpucalc.formulas import activations as act
 from gpucalc.formulas import memory as mem
+from gpucalc.formulas import optimizers as opt
 from gpucalc.line import Kind, Line, compute, total
 from gpucalc.plan.activation import layer_line, norm_line, selective_line
 from gpucalc.plan.rank import Rank
-from gpucalc.plan.stages import LayerRun
+from gpucalc.plan.stages import LayerRun, block_linears
 
 # Parts of a layer as wide as the residual stream: whole on each tensor-parallel rank unless sequence
 # parallelism splits the tokens.
@@ -153,9 +154,34 @@ def activations(rank: Rank, *, one_layer: bool = False) -> tuple[Line, ...]:
                 linear_params=rank.layer_linear_params(one_layer=one_layer),
             )
         )
+    lines += dora_weights(rank, one_layer=one_layer)
     if "activations" in rank.recipe.offload:
         return ()
     return (total("activations", tuple(lines), unit="bytes"),)
+
+
+def dora_weights(rank: Rank, *, one_layer: bool = False) -> list[Line]:
+    """Frozen weights DoRA casts to its own type and, with dropout, multiplies anew."""
+    recipe, adapters = rank.recipe, rank.recipe.adapters
+    if adapters is None or adapters.kind != "dora" or not adapters.dropout or recipe.recompute != "none":
+        return []
+    if adapters.element_bytes == recipe.compute_bytes:
+        return []
+    runs = rank.stage.layers[:1] if one_layer else rank.stage.layers
+    elements = sum(
+        (1 if one_layer else run.count) * linear.inputs * linear.outputs
+        for run in runs
+        for linear in block_linears(run.block)
+        if linear.name in adapters.targets
+    )
+    return [
+        compute(
+            "dora_weights",
+            opt.dora_weight_bytes,
+            weight_elements=elements / rank.layout.tp,
+            element_bytes=adapters.element_bytes,
+        )
+    ]
 
 
 def rebuilt(rank: Rank) -> Line | None:

@@ -61,7 +61,9 @@ class Adapters:
     base_sharded: bool  # stage 3 divides the frozen linears
     rest_bytes: int  # of what a quantised base leaves unquantised: embeddings, norms, head
     trained_embeddings: bool
-    kind: str  # lora | adapter (prompt vectors, no matrices on the linears) | adapter_v2 (scale and bias)
+    # lora | dora (and a magnitude per output) | adapter (prompt vectors, no matrices on the linears) |
+    # adapter_v2 (scale and bias)
+    kind: str
     quantised: bool
     keeps_frozen_inputs: bool  # the quantised kernel saves its input though the weight is frozen
     keeps_dequantised: bool  # the dequantised weights of the layer at hand stay until its backward is done
@@ -86,6 +88,7 @@ class Recipe:
     reduce_bytes: int  # gradients while they are reduced
     optimizer: str
     optimizer_bytes: float  # states and master copy per trained parameter
+    state_bytes: int  # of one element of an optimizer state that is not quantised
     step_temporary_bytes: int  # per parameter, at the optimizer step
     attention: str  # flash | eager
     first_flash: bool  # kernels before FlashAttention-2

@@ -126,7 +126,11 @@ def _stage_line(rank: Rank) -> Line:
     always = (*states, *(gradients if persistent else ()), *buffers)
     phases = [
         _phase(rank, "load", (*weights, *model_state.load_extra(rank))),
-        _phase(rank, "forward", (*always, *activations, *transients.forward_transients(rank))),
+        _phase(
+            rank,
+            "forward",
+            (*always, *activations, *transients.forward_transients(rank), *transients.dora_norm(rank)),
+        ),
     ]
     if rank.stage.last:
         loss = (*kept.head_saved(rank), *transients.loss_transients(rank))
@@ -165,6 +169,7 @@ def _backward_moments(
         *((rebuilt,) if rebuilt is not None else ()),
         *transients.backward_working_set(rank),
         *transients.dequantised(rank),
+        *(transients.dora_norm(rank) if rebuilt is not None else ()),
         *transients.backward_transients(rank),
         *(() if persistent else model_state.layer_gradient(rank)),
     )

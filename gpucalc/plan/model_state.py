@@ -10,6 +10,7 @@ from gpucalc.graph import Shard
 from gpucalc.line import Kind, Line, compute, total
 from gpucalc.plan import allowances
 from gpucalc.plan.kept import widest_run
+from gpucalc.plan.optimizer_state import shaped_states
 from gpucalc.plan.rank import Rank
 
 
@@ -64,15 +65,14 @@ def states(rank: Rank) -> tuple[Line, ...]:
         if recipe.reference_model:
             lines.append(reference_weights(rank))
     if "optimizer" not in recipe.offload:
-        lines.append(
-            split(
-                rank,
-                "optimizer_states",
-                mem.optimizer_state_bytes,
-                held=rank.trained(),
-                bytes_per_param=recipe.optimizer_bytes,
-            )
+        alike = split(
+            rank,
+            "optimizer_states",
+            mem.optimizer_state_bytes,
+            held=rank.trained(),
+            bytes_per_param=recipe.optimizer_bytes,
         )
+        lines.append(total("optimizer_states", (*alike.children, *shaped_states(rank)), unit="bytes"))
     return tuple(lines)
 
 
@@ -185,7 +185,7 @@ def adapter_states(rank: Rank) -> tuple[Line, ...]:
         )
         for name, params, size in rank.trained_parts()
     )
-    optimizer = total("optimizer_states", states, unit="bytes")
+    optimizer = total("optimizer_states", (*states, *shaped_states(rank)), unit="bytes")
     weights = (frozen, reference_weights(rank)) if recipe.reference_model else (frozen,)
     return (
         *(() if "parameters" in recipe.offload else weights),

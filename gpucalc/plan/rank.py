@@ -84,6 +84,7 @@ class Rank:
             run.count
             * sum(
                 adapters.rank * (linear.inputs + linear.outputs)
+                + (linear.outputs if adapters.kind == "dora" else 0)
                 for linear in block_linears(run.block)
                 if linear.name in adapters.targets
             )

@@ -31,7 +31,9 @@ OPTIMIZER_STATES = {
     "sgd-momentum": 1,
     "adafactor": 0,
     "lion": 1,
-    "muon": 1,
+    "muon": 1,  # and a second moment of what is no matrix, by shape
+    "soap": 2,  # and preconditioners, by shape
+    "shampoo": 2,  # averaged gradients and the grafted second moment; and preconditioners, by shape
     "prodigy": 4,  # two moments, the gradient sum and the first weights
     "adan": 4,  # three moments and the last gradient
     "schedulefree-adamw": 2,
@@ -217,6 +219,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         reduce_bytes=sizes.reduce,
         optimizer=run.optimizer,
         optimizer_bytes=state_bytes + sizes.master,
+        state_bytes=sizes.state,
         step_temporary_bytes=sizes.state * _step_temporaries(run, year),
         attention="eager" if attention == "eager" else "flash",
         first_flash=attention == "flash-1" or (attention == "flash" and year < SECOND_FLASH_YEAR),

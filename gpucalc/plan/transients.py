@@ -7,6 +7,7 @@ from typing import Any
 
 from gpucalc.formulas import activations as act
 from gpucalc.formulas import memory as mem
+from gpucalc.formulas import optimizers as opt
 from gpucalc.graph import Mlp, Moe
 from gpucalc.line import Line, compute
 from gpucalc.plan import allowances
@@ -194,6 +195,27 @@ def dequantised(rank: Rank) -> tuple[Line, ...]:
             zero_stage=0,
         ),
     )
+
+
+def dora_norm(rank: Rank) -> tuple[Line, ...]:
+    """What DoRA makes of the widest weight it sits on while it takes that weight's norm."""
+    adapters = rank.recipe.adapters
+    if adapters is None or adapters.kind != "dora" or not rank.stage.layers:
+        return ()
+    lines = [
+        compute(
+            "dora_norm",
+            opt.dora_norm_bytes,
+            inputs=linear.inputs,
+            outputs=linear.outputs,
+            element_bytes=adapters.element_bytes,
+            cast=int(adapters.element_bytes != rank.recipe.compute_bytes),
+        )
+        for run in rank.stage.layers
+        for linear in block_linears(run.block)
+        if linear.name in adapters.targets
+    ]
+    return (max(lines, key=lambda line: line.value),) if lines else ()
 
 
 def backward_working_set(rank: Rank) -> tuple[Line, ...]:

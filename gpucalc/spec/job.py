@@ -92,8 +92,8 @@ PRECISIONS = (
 )  # fmt: skip
 OPTIMIZERS = (
     "adamw", "adamw-fused", "adamw-unfused", "adam", "sgd", "sgd-momentum", "adafactor", "lion", "lamb",
-    "muon", "adamw-8bit", "adamw-4bit", "paged-adamw", "paged-adamw-8bit", "lion-8bit", "prodigy", "adan",
-    "schedulefree-adamw", "adagrad", "rmsprop",
+    "muon", "soap", "shampoo", "adamw-8bit", "adamw-4bit", "paged-adamw", "paged-adamw-8bit", "lion-8bit",
+    "prodigy", "adan", "schedulefree-adamw", "adagrad", "rmsprop",
 )  # fmt: skip
 RECOMPUTE = ("none", "selective", "selective-op", "selective-layer", "full")
 METHODS = ("full", "lora", "qlora")
@@ -240,7 +240,7 @@ class Lora(Spec):
         default=None,
         description="trainable parameters where known; overrides the count from rank and targets",
     )
-    kind: Literal["lora", "adapter", "adapter_v2"] = "lora"
+    kind: Literal["lora", "dora", "adapter", "adapter_v2"] = "lora"
 
 
 class TrainRun(Spec):
