@@ -676,7 +676,7 @@ def probe_command(
 def doctor_command(
     job: Annotated[
         str | None,
-        typer.Argument(metavar="[JOB]", help="A job the machine has to carry.", autocompletion=_jobs),
+        typer.Argument(metavar="JOB", help="A job the machine has to carry.", autocompletion=_jobs),
     ] = None,
     system: Annotated[
         str | None,
@@ -703,7 +703,7 @@ def doctor_command(
     catalog: CatalogDir = None,
     as_json: Json = False,
 ) -> None:
-    """Is this machine, or a described one, fit; what is wrong with a launch script; exit 1 on an error."""
+    """Is this machine or a described one fit, or what is wrong with a launch script; exit 1 on an error."""
     from gpucalc.catalog import open_catalog
     from gpucalc.doctor import command
     from gpucalc.doctor.box import Attached

@@ -95,6 +95,8 @@ def test_every_item_of_the_documents_that_lint_answers_is_a_claim() -> None:
         ("NCCL_BUFFSIZE=8M", "NCCL_BUFFSIZE", "whole number"),
         ("NCCL_DEBUG=VERBOSE", "NCCL_DEBUG", "INFO"),
         ("NCCL_P2P_LEVEL=NVLINK", "NCCL_P2P_LEVEL", "NVL"),
+        ("NCCL_P2P_LEVEL=nvl", "NCCL_P2P_LEVEL", "NVL"),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=none", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "whole number"),
         ("NCCL_PROTO=LL128", "NCCL_PROTO", "leave it out"),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING=4", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
         ("PYTORCH_ALLOC_CONF=expandable_segments:true", "PYTORCH_ALLOC_CONF", "expandable_segments:True"),

@@ -134,8 +134,9 @@ def _value(setting: Setting, known: VariableSpec) -> Iterator[Finding]:
     value = setting.known_value
     if value is None:
         return
-    legal = {item.casefold() for item in known.values}
-    if legal and value.strip().casefold() not in legal:
+    legal = {item if known.exact else item.casefold() for item in known.values}
+    given = value.strip() if known.exact else value.strip().casefold()
+    if legal and given not in legal:
         listed = ", ".join(known.values)
         yield Finding(
             "wrong-value", Severity.ERROR, setting.name, "no value it knows", _shown(setting.written),
@@ -152,7 +153,7 @@ def _value(setting: Setting, known: VariableSpec) -> Iterator[Finding]:
                     known.source, line=setting.line,
                 )  # fmt: skip
     for remark in known.remarks:
-        if re.fullmatch(remark.value, value, re.IGNORECASE if legal else 0):
+        if re.fullmatch(remark.value, value, re.IGNORECASE if legal and not known.exact else 0):
             yield Finding(
                 "costly-value", remark.severity, setting.name, remark.reason, _shown(setting.written),
                 remark.right, remark.source, remark.claims, setting.line,

@@ -54,7 +54,8 @@ class VariableSpec(Spec):
     """One variable with the values it takes and what some of them do."""
 
     name: str
-    values: tuple[str, ...] = ()  # the legal ones, in any case; empty: any
+    values: tuple[str, ...] = ()  # the legal ones; empty: any
+    exact: bool = False  # capitals count
     keys: tuple[str, ...] = ()  # of a value that is key:value,key:value
     source: Sources
     remarks: tuple[ValueRemark, ...] = ()
