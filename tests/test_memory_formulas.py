@@ -89,6 +89,11 @@ def test_latent_attention() -> None:
     assert saved == 2 * (24 + 24 + 28 + 12) + 8
 
 
+def test_mamba2() -> None:
+    # projections 50 and the scan's output 20 in 16 bit, one rstd
+    assert act.mamba2_saved_bytes(projected_width=50, inner=20, activation_bytes=2) == 100 + 40 + 4
+
+
 def test_state_mixer() -> None:
     # projections 50, convolution output 30, inner stream 20 before and after the gate, in 16 bit;
     # 4 heads x 64 states in fp32 once per 16 tokens

@@ -174,6 +174,18 @@ def _mixer_lines(
         lines += _inputs("mixer_input", mixer.linears, mixer.hidden, recipe)
     if isinstance(mixer, StateMixer):
         projected = sum(linear.outputs for linear in mixer.linears if linear.inputs == mixer.hidden)
+        if mixer.kind == "mamba2":
+            lines.append(
+                compute(
+                    "state_mixer",
+                    act.mamba2_saved_bytes,
+                    kind=Kind.ASSUMED,
+                    projected_width=projected,
+                    inner=mixer.inner,
+                    activation_bytes=size,
+                )
+            )
+            return lines
         lines.append(
             compute(
                 "state_mixer",
