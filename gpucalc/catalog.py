@@ -265,6 +265,10 @@ class Catalog:
         kernels: KernelSpec = self._specs[key]
         return kernels
 
+    def links_for(self, kind: CollectiveSpec, gpu: GpuSpec) -> CollectiveSpec:
+        """The collective class of a host's links as this GPU has them."""
+        return kind.on_gpu(gpu)
+
     def _kernels(self, gpu: GpuSpec) -> KernelSpec:
         for stem in (gpu.id, gpu.kernels, gpu.arch):
             if stem is not None and any((root / "kernels" / f"{stem}.yaml").is_file() for root in self.roots):
@@ -369,7 +373,7 @@ class Catalog:
             nodes=nodes,
             gpus_per_node=per_node,
             nvlink_domain=min(host.nvlink_domain, total if host.spans_nodes else per_node),
-            intra=host.intra.on_gpu(gpu),
+            intra=self.links_for(host.intra, gpu),
             system=host.system,
             price_per_gpu_hour=self._price(gpu, host, assumptions),
         )

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from gpucalc.calibration import CalibratedCatalog
+    from gpucalc.catalog import Catalog
     from gpucalc.counts import Counts
     from gpucalc.documents import Estimate
     from gpucalc.plan.answer import Plan
@@ -167,15 +169,33 @@ def plan_command(
     rules: Annotated[
         bool, typer.Option("--rules", help="Show every planning document's rule that applies, beside ours.")
     ] = False,
+    calibration: Annotated[
+        Path | None,
+        typer.Option("--calibration", metavar="FILE", help="Plan with the constants gpucalc probe measured."),
+    ] = None,
 ) -> None:
     """Does JOB fit, how fast is it, what binds, what would help."""
     from gpucalc.plan.answer import Level
 
     if scale is not None:
+        if calibration is not None:
+            from gpucalc.errors import InputError
+
+            raise InputError("goes with one plan", where="--calibration", legal="without --scale")
         _scaled(job, scale, gpus, task, sets, catalog, as_json=as_json, strict=strict)
         return
 
-    answer, origin = _planned(job, gpus, task, sets, catalog, model=model, hub=hub, advice=not quiet)
+    measured: CalibratedCatalog | None = None
+    if calibration is not None:
+        from gpucalc.calibration import CalibratedCatalog
+        from gpucalc.catalog import roots
+
+        measured = CalibratedCatalog(roots(catalog), calibration)
+    answer, origin = _planned(
+        job, gpus, task, sets, catalog, model=model, hub=hub, advice=not quiet, known=measured
+    )
+    if measured is not None:
+        origin = {**origin, "calibration": measured.document()}
     told: tuple[Estimate, ...] = ()
     if rules:
         from gpucalc.catalog import open_catalog
@@ -191,6 +211,8 @@ def plan_command(
         from gpucalc.report import table
 
         draw(table.verdict(answer.verdict) if quiet else table.plan(answer, told))
+        if measured is not None and not quiet:
+            emit("\n".join(("", *measured.words())))
     if strict and answer.verdict.level is Level.DOES_NOT_FIT:
         raise typer.Exit(ExitCode.NO)
 
@@ -653,23 +675,60 @@ def probe_command(
     take_inventory: Annotated[
         bool, typer.Option("--inventory", help="What the driver tells of every GPU; nothing is measured.")
     ] = False,
+    matmul: Annotated[bool, typer.Option("--matmul", help="Products by element type and shape.")] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="Copies on it, to the host, to a peer.")] = False,
+    comm: Annotated[
+        bool, typer.Option("--comm", help="Collectives, one process per GPU; also under torchrun or srun.")
+    ] = False,
+    device: Annotated[str, typer.Option("--device", metavar="cuda|cpu", help="What is measured.")] = "cuda",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points; under a minute on a CPU.")] = False,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", metavar="N", help="Processes; all visible GPUs, or 2 on a CPU.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="A lost rank is reported within this.")
+    ] = 30.0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Calibration; named by date if not.")
+    ] = None,
     catalog: CatalogDir = None,
     as_json: Json = False,
 ) -> None:
-    """Read the attached GPUs, field by field; exit 4 when there is none."""
+    """Measure this machine and write a calibration that plan takes; exit 4 when there is no device."""
     from gpucalc.catalog import open_catalog
-    from gpucalc.errors import InputError
+    from gpucalc.errors import CannotMeasure, InputError
     from gpucalc.probe import command
+    from gpucalc.report import probe
 
-    if not take_inventory:
-        raise InputError("says what to probe", where="probe", legal="--inventory")
-    found = command.attached(open_catalog(catalog))
+    known = open_catalog(catalog)
+    asked = {"matmul": matmul, "copy": copy, "comm": comm}
+    if take_inventory:
+        if any(asked.values()) or device != "cuda":
+            raise InputError("stands alone: it reads the driver of NVIDIA GPUs", where="--inventory")
+        found = command.attached(known)
+        if as_json:
+            emit_json({"inventory": found.document()})
+        else:
+            draw(probe.inventory(found))
+        return
+    tasks = tuple(name for name, wanted in asked.items() if wanted) or command.TASKS
+    options = command.Options(tasks, device, quick, ranks, timeout, output)
+
+    def told(point: dict[str, Any]) -> None:
+        if words := probe.progress(point):
+            typer.echo(words, err=True)
+
+    result = command.measure(options, known, told=told)
+    if result is None:  # not the first rank of a program of several
+        return
     if as_json:
-        emit_json({"inventory": found.document()})
+        body = result.calibration.model_dump(mode="json", exclude_none=True)
+        emit_json({"file": str(result.path), "failure": result.failure, "calibration": body})
     else:
-        from gpucalc.report import probe
-
-        draw(probe.inventory(found))
+        draw(probe.calibration(result.calibration))
+        emit(f"written to {result.path}: plan --calibration {result.path}")
+    if result.failure:
+        raise CannotMeasure(f"{result.failure}; what was measured until then is in {result.path}")
 
 
 @app.command("doctor")
@@ -737,12 +796,13 @@ def _planned(
     model: str | None = None,
     hub: bool = False,
     advice: bool,
+    known: Catalog | None = None,
 ) -> tuple[Plan, Mapping[str, Any]]:
     from gpucalc.catalog import open_catalog
     from gpucalc.jobs import resolve
     from gpucalc.planner import plan_job, provenance
 
-    known = open_catalog(catalog)
+    known = known or open_catalog(catalog)
     found = resolve(job, known, gpus=gpus, model=model, hub=hub, task=task, sets=sets or ())
     return plan_job(found, known, advice=advice), provenance(found, known)
 

@@ -15,7 +15,7 @@ LAYERS: list[set[str]] = [
     {"gpucalc", "formula", "num", "units", "errors", "line"},
     {"spec"},
     {"graph", "builders", "families", "catalog", "importers", "formulas"},
-    {"counts", "jobs"},
+    {"counts", "jobs", "calibration"},
     {"plan"},
     {"search", "search_serving"},
     {"advise", "advise_serving", "measured", "measured_collectives", "measured_serving", "points"},

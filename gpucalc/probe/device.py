@@ -1,0 +1,178 @@
+"""A device behind one face: make tensors, run steps, take their time. torch is imported only here.
+
+The CPU is measured by the same code as a GPU, so that tests need none; its figures are labelled.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from time import perf_counter
+from typing import Any
+
+from gpucalc.errors import CannotMeasure
+from gpucalc.formulas import calibration
+from gpucalc.probe.inventory import throttles
+from gpucalc.probe.nvml import INSTEAD, library, read
+
+SPREAD = 0.3  # a middle half of the samples wider than this share of the median is not trusted
+BUSY_LOAD = 0.5  # load average per core above which a CPU has other work
+# A power cap is how current GPUs run flat out; these are not.
+_DOUBTFUL_THROTTLES = {
+    *("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake")
+}
+_CPU_CACHE_BYTES = 64 * 2**20  # assumed: last-level caches of servers are about this large
+
+
+def torch_module() -> Any:
+    """torch. Raises CannotMeasure when it is not installed."""
+    try:
+        return import_module("torch")
+    except ImportError:
+        raise CannotMeasure(
+            "torch is missing: pip install 'gpucalc[probe]'; without it --inventory works, and plans do"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Seconds of one step: the median, and the middle half's width over it."""
+
+    median_s: float
+    spread: float
+    count: int
+
+    def doubts(self) -> list[str]:
+        """Why the time should not be trusted; empty when it may be."""
+        if self.median_s <= 0:
+            return ["no time measured"]
+        return [f"spread {self.spread:.0%}"] if self.spread > SPREAD else []
+
+
+class Device:
+    """One CPU or CUDA device. Raises CannotMeasure when torch sees no such GPU."""
+
+    def __init__(self, kind: str, index: int = 0) -> None:
+        self.torch = torch_module()
+        self.kind = kind
+        if kind == "cuda":
+            if not self.torch.cuda.is_available():
+                raise CannotMeasure(f"torch sees no CUDA GPU; {INSTEAD}")
+            self.torch.cuda.set_device(index)
+            self.properties = self.torch.cuda.get_device_properties(index)
+            self.place = self.torch.device("cuda", index)
+            self.cache_bytes = 2 * int(self.properties.L2_cache_size)
+        else:
+            self.place = self.torch.device("cpu")
+            self.cache_bytes = _CPU_CACHE_BYTES
+        self._nvml, self._handle = self._watch()
+
+    def _watch(self) -> tuple[Any, Any]:
+        """NVML's handle of a CUDA device, to look at clocks; none when it cannot be had."""
+        if self.kind != "cuda":
+            return None, None
+        try:
+            nvml = library()
+            nvml.nvmlInit()
+            uuid = f"GPU-{self.properties.uuid}"
+            return nvml, read(nvml, lambda: nvml.nvmlDeviceGetHandleByUUID(uuid)).value
+        except Exception:  # a measurement without clocks is still one
+            return None, None
+
+    def synchronize(self) -> None:
+        """Wait until everything handed over has run."""
+        if self.kind == "cuda":
+            self.torch.cuda.synchronize()
+
+    def timed(self, run: Callable[[], None]) -> float:
+        """Seconds of one run, by the device's own clock where it has one."""
+        if self.kind != "cuda":
+            start = perf_counter()
+            run()
+            return perf_counter() - start
+        first, last = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        run()
+        last.record()
+        last.synchronize()
+        return float(first.elapsed_time(last)) / 1e3
+
+    def repeated(self, step: Callable[[int], None], times: int) -> Callable[[], None]:
+        """One call that runs the step so many times; on CUDA a graph, without the launching CPU's pace."""
+        if self.kind != "cuda":
+
+            def loop() -> None:
+                for number in range(times):
+                    step(number)
+
+            return loop
+        torch = self.torch
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # libraries set themselves up outside the graph
+            step(0)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for number in range(times):
+                step(number)
+        return lambda: graph.replay()
+
+    def conditions(self) -> dict[str, Any]:
+        """Clock and throttling right after a measurement; nothing for a CPU."""
+        if self._handle is None:
+            return {}
+        nvml, handle = self._nvml, self._handle
+        clock = read(nvml, lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+        bits = read(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+        found: dict[str, Any] = {} if clock.value is None else {"sm_clock_mhz": clock.value}
+        if bits.value is not None:
+            found["throttled_by"] = throttles(bits.value)
+        return found
+
+    def busy(self) -> str | None:
+        """What else runs on the device, before anything is measured."""
+        if self.kind == "cpu":
+            load, cores = os.getloadavg()[0], os.cpu_count() or 1
+            return f"load {load:.1f} on {cores} cores" if load > BUSY_LOAD * cores else None
+        if self._handle is None:
+            return None
+        nvml, handle = self._nvml, self._handle
+        others = read(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)).value or []
+        pids = [process.pid for process in others if process.pid != os.getpid()]
+        return f"processes {', '.join(map(str, pids))} run on it" if pids else None
+
+
+def doubtful(conditions: dict[str, Any]) -> list[str]:
+    """Throttling that makes a time worthless."""
+    bad = [reason for reason in conditions.get("throttled_by", ()) if reason in _DOUBTFUL_THROTTLES]
+    return [f"throttled: {', '.join(bad)}"] if bad else []
+
+
+def summary(times: Sequence[float], steps: int) -> Samples:
+    """Samples of runs of so many steps each."""
+    ordered = sorted(value / steps for value in times)
+    middle, quarter = ordered[len(ordered) // 2], len(ordered) // 4
+    spread = (
+        calibration.sample_spread(upper_s=ordered[-1 - quarter], lower_s=ordered[quarter], median_s=middle)
+        if middle > 0
+        else 0.0
+    )
+    return Samples(middle, float(spread), len(ordered))
+
+
+def sample(
+    device: Device, step: Callable[[int], None], *, target_s: float, samples: int, most: int = 2000
+) -> Samples:
+    """Medians of runs that last about `target_s` each, after a warm-up."""
+    for number in range(2):
+        step(number)
+    device.synchronize()
+    once = device.timed(lambda: step(0))
+    steps = min(most, max(1, round(target_s / max(once, 1e-7))))
+    run = device.repeated(step, steps)
+    run()
+    device.synchronize()
+    return summary([device.timed(run) for _ in range(samples)], steps)

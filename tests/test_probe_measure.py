@@ -1,0 +1,282 @@
+"""Measuring on a CPU by the code for GPUs: sums are checked, a lost rank is named, no process stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_nvml import H100, FakeNvml
+
+from gpucalc.__main__ import main
+from gpucalc.errors import CannotMeasure, InputError
+from gpucalc.probe import comm
+from gpucalc.probe.device import BUSY_LOAD, doubtful, summary
+from gpucalc.probe.launch import Outcome, launch
+from gpucalc.probe.place import place
+from gpucalc.probe.sweeps import sweep
+from gpucalc.probe.worker import Config
+from gpucalc.spec.calibration import read_calibration
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+QUICK = ["probe", "--device", "cpu", "--quick"]
+
+
+def gone(pids: list[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def measured(ranks: int, *, at: int = 0, send: int | None = None, timeout_s: float = 20.0) -> tuple[Any, ...]:
+    """Collectives by so many processes; the signal goes to rank 1 when `at` points are there."""
+    pids: list[int] = []
+    seen: list[dict[str, Any]] = []
+    sent = [0.0]
+
+    def told(point: dict[str, Any]) -> None:
+        seen.append(point)
+        if send is not None and len(seen) == at:
+            sent[0] = time.monotonic()
+            os.kill(pids[1], send)
+
+    config = Config("cpu", ("comm",), True, ranks, "", timeout_s, "")
+    outcome: Outcome = launch(config, on_point=told, on_start=pids.extend)
+    return outcome, pids, time.monotonic() - sent[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_collective_gives_the_right_result(ranks: int) -> None:
+    pytest.importorskip("torch")
+    outcome, pids, _ = measured(ranks)
+    assert outcome.failure is None
+    points = [point for point in outcome.points if point["kind"] == "comm"]
+    sizes = len(sweep("cpu", quick=True).message_bytes)
+    assert {point["op"] for point in points} == set(comm.OPERATIONS)
+    assert len(points) == sizes * len(comm.OPERATIONS)
+    assert all(point["correct"] for point in points)
+    for point in points:
+        factor = comm.bus_factor(point["op"], ranks)
+        assert point["busbw_gb_per_s"] == pytest.approx(point["bytes"] * factor / point["seconds"] / 1e9)
+    assert gone(pids)
+
+
+def test_a_killed_rank_is_named_and_nothing_is_left() -> None:
+    pytest.importorskip("torch")
+    outcome, pids, waited = measured(4, at=4, send=signal.SIGKILL)
+    assert "rank 1 was killed (SIGKILL) during all_reduce of" in str(outcome.failure)
+    assert waited < 30
+    assert len(outcome.points) >= 4
+    assert gone(pids)
+
+
+def test_a_stopped_rank_is_named_before_torch_gives_up() -> None:
+    pytest.importorskip("torch")
+    outcome, pids, waited = measured(2, at=3, send=signal.SIGSTOP, timeout_s=9.0)
+    assert "rank 1 is stopped for 6 s during all_reduce of" in str(outcome.failure)
+    assert waited < 30
+    assert gone(pids)
+
+
+def test_a_rank_that_cannot_start_is_named_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-card")
+    outcome, pids, _ = measured(2, timeout_s=9.0)
+    assert "failed (" in str(outcome.failure)
+    assert "during the meeting of the ranks" in str(outcome.failure)
+    assert gone(pids)
+
+
+def test_the_quick_probe_writes_a_calibration_that_plans_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    start = time.monotonic()
+    assert main(QUICK) == 0
+    assert time.monotonic() - start < 60
+    (file,) = tmp_path.glob("calibration-cpu-*.yaml")
+    said = capsys.readouterr()
+    assert "a CPU: no plan takes these for a GPU" in said.out
+    assert file.name in said.out
+    assert "all_reduce 1024 bytes: " in said.err
+    found = read_calibration(file)
+    assert (found.machine.device, found.machine.gpu, found.machine.backend) == ("cpu", None, "gloo")
+    assert found.incomplete is None
+    assert {point["kind"] for point in found.points} == {"matmul", "copy", "comm"}
+    assert set(found.matmul) == {"fp32"}
+    assert found.collectives is not None
+    assert set(found.collectives.ops) == set(comm.OPERATIONS)
+    assert main(["plan", "llama-3-8b", "--gpus", "8xH100-SXM", "--calibration", str(file)]) == 0
+    assert "not used: everything: measured on a CPU" in capsys.readouterr().out
+
+
+def test_a_killed_rank_of_the_command_exits_4_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "partial.yaml"
+    words = [*QUICK, "--comm", "--ranks", "4", "-o", str(file)]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "gpucalc", *words], stderr=subprocess.PIPE, env=ENVIRONMENT, text=True
+    )
+    assert command.stderr is not None
+    for _ in range(7):  # enough points for constants of the first operation
+        assert "all_reduce" in command.stderr.readline()
+    pids = children(command.pid)
+    assert len(pids) == 4
+    start = time.monotonic()
+    os.kill(pids["2"], signal.SIGKILL)
+    with command:
+        said = command.stderr.read()
+    assert command.returncode == 4
+    assert time.monotonic() - start < 30
+    last = said.splitlines()[-1]
+    assert last.startswith("gpucalc: rank 2 was killed (SIGKILL) during ")
+    assert str(file) in last
+    found = read_calibration(file)
+    assert "rank 2 was killed" in str(found.incomplete)
+    assert len(found.points) >= 7
+    assert gone(list(pids.values()))
+
+
+def test_no_worker_outlives_a_killed_command() -> None:
+    pytest.importorskip("torch")
+    words = [*QUICK, "--comm", "--ranks", "2", "-o", "/dev/null"]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "gpucalc", *words], stderr=subprocess.PIPE, env=ENVIRONMENT, text=True
+    )
+    assert command.stderr is not None
+    command.stderr.readline()
+    pids = list(children(command.pid).values())
+    assert pids
+    with command:
+        command.kill()
+    end = time.monotonic() + 10
+    while not gone(pids) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert all(Path(f"/proc/{pid}").exists() is False or zombie(pid) for pid in pids)
+
+
+def children(parent: int) -> dict[str, int]:
+    """The workers of a command by rank, from the last word of their command lines."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            above = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except (OSError, IndexError):
+            continue
+        if above == parent and b"gpucalc.probe.worker" in words:
+            found[words[-2].decode()] = int(folder.name)
+    return found
+
+
+def zombie(pid: int) -> bool:
+    """Dead, and only not yet collected by whoever inherited it."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_torchrun_starts_the_same_program(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "torchrun.yaml"
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    probe = ["-m", "gpucalc", *QUICK, "--comm", "-o", str(file), "--json"]
+    done = subprocess.run(
+        [sys.executable, *words, *probe], capture_output=True, text=True, env=ENVIRONMENT, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)  # of the first rank alone
+    found = read_calibration(file)
+    assert found.collectives is not None
+    assert (found.collectives.ranks, found.collectives.nodes) == (2, 1)
+    assert document["calibration"]["collectives"]["ranks"] == 2
+    assert all(point["correct"] for point in found.points)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def test_places_among_ranks() -> None:
+    assert place({}) is None
+    assert place({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    slurm = {"SLURM_PROCID": "9", "SLURM_NTASKS": "16", "SLURM_LOCALID": "1", "SLURM_NTASKS_PER_NODE": "8"}
+    found = place({**slurm, "SLURM_STEP_NODELIST": "gpu[01-04,07],login", "SLURM_JOB_ID": "123456"})
+    assert found is not None
+    assert (found.rank, found.ranks, found.local_rank, found.nodes) == (9, 16, 1, 2)
+    assert found.rendezvous == "tcp://gpu01:23456"
+    torchrun = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    found = place(torchrun)
+    assert found is not None
+    assert (found.rendezvous, found.nodes) == ("env://", None)
+    for broken in ({"RANK": "8"}, {"RANK": "x"}, {"MASTER_ADDR": ""}):
+        with pytest.raises(InputError):
+            place({**torchrun, **broken})
+
+
+def test_samples_say_what_is_doubtful() -> None:
+    steady = summary([1.0, 1.01, 0.99, 1.02, 0.98], 10)
+    assert steady.median_s == pytest.approx(0.1)
+    assert steady.doubts() == []
+    assert summary([1, 2, 3, 4, 5], 1).doubts() == ["spread 67%"]
+    assert summary([0.0] * 5, 1).doubts() == ["no time measured"]
+    assert doubtful({"throttled_by": ["power cap"]}) == []  # how a GPU runs flat out
+    assert doubtful({"throttled_by": ["power brake"]}) == ["throttled: power brake"]
+    assert 0 < BUSY_LOAD < 1
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--device", "tpu"], "unknown device"),
+        (["--device", "cpu", "--ranks", "0"], "no number of ranks"),
+        (["--device", "cpu", "--ranks", "1000"], "no number of ranks"),
+        (["--device", "cpu", "--timeout", "0"], "no time to wait"),
+        (["--device", "cpu", "-o", "/no/such/folder/x.yaml"], "is in no folder"),
+        (["--inventory", "--matmul"], "stands alone"),
+    ],
+)
+def test_flags_nothing_can_be_measured_with(words: list[str], problem: str, capsys: Any) -> None:
+    assert main(["probe", *words]) == 2
+    said = capsys.readouterr()
+    assert problem in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_without_a_gpu_or_torch_one_line_says_what_can_be_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeNvml([], init="LibraryNotFound")
+    monkeypatch.setattr("gpucalc.probe.command.library", lambda: fake)
+    assert main(["probe"]) == 4
+    assert "--device cpu" in capsys.readouterr().err
+    hidden = FakeNvml([H100])
+    monkeypatch.setattr("gpucalc.probe.command.library", lambda: hidden)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(["probe"]) == 4
+    assert "CUDA_VISIBLE_DEVICES is empty" in capsys.readouterr().err
+    monkeypatch.setattr("gpucalc.probe.command.find_spec", lambda _: None)
+    assert main(QUICK) == 4
+    said = capsys.readouterr().err
+    assert "pip install 'gpucalc[probe]'" in said
+    assert said.count("\n") == 1
+
+
+def test_one_gpu_has_nobody_to_exchange_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpucalc.catalog import open_catalog
+    from gpucalc.probe.command import Options, measure
+
+    fake = FakeNvml([H100])
+    monkeypatch.setattr("gpucalc.probe.command.library", lambda: fake)
+    monkeypatch.setattr("gpucalc.probe.command.find_spec", lambda _: True)
+    with pytest.raises(CannotMeasure, match="need two GPUs"):
+        measure(Options(tasks=("comm",)), open_catalog(), environment={})
+    with pytest.raises(InputError, match="more than the visible GPUs"):
+        measure(Options(ranks=2), open_catalog(), environment={})
