@@ -232,6 +232,43 @@ def test_the_live_machine(tmp_path: Path) -> None:
     assert "bar1" not in held
 
 
+def test_a_slot_of_an_older_generation(tmp_path: Path) -> None:
+    # NVML's maximum is that of card and slot together.
+    older = {**H100, "CurrPcieLinkGeneration": 4, "MaxPcieLinkGeneration": 4}
+    idle = {**H100, "CurrPcieLinkGeneration": 1}
+    assert of(attached(FakeNvml([older]), tmp_path), "pcie-generation").severity is Severity.WARNING
+    item = of(attached(FakeNvml([idle]), tmp_path), "pcie-generation")
+    assert item.severity is Severity.NOTE
+    assert "under load" in item.problem
+
+
+def test_what_the_driver_keeps_to_itself_is_asked(tmp_path: Path) -> None:
+    report = attached(FakeNvml([RTX4090, RTX4090]), tmp_path)
+    why = {question.about: question.ask for question in report.questions}["ecc"]
+    assert why == "not supported by this card or driver (GPU 0, 1)"
+    lost = attached(FakeNvml([H100, H100], lost=(1,)), tmp_path)
+    assert any("GPU 1" in question.ask for question in lost.questions)
+
+
+def test_the_jobs_host_is_this_machines() -> None:
+    offloaded = {"gpus": "8xA100-PCIe-80GB"}
+    small, large = (
+        command.plan_on(
+            "llama-2-7b",
+            boxes.described(ServerSpec(host_ram=ram, **offloaded), CATALOG, where="w"),
+            CATALOG,
+            task=None,
+            sets=["run.framework=deepspeed", "run.zero_stage=3", "run.offload=optimizer"],
+        )
+        for ram in ("32 GB", "512 GB")
+    )
+    assert small.verdict.host is not None
+    assert small.verdict.host.capacity is not None
+    assert small.verdict.host.capacity.value == 32e9
+    assert small.verdict.host_decides
+    assert not large.verdict.host_decides
+
+
 def test_a_geforce_answers_less(tmp_path: Path) -> None:
     report = attached(FakeNvml([RTX4090, RTX4090]), tmp_path)
     assert of(report, "bar1").severity is Severity.WARNING
@@ -286,6 +323,7 @@ def test_wrong_flags(flags: list[str], capsys: pytest.CaptureFixture[str]) -> No
         {"gpus": "8xH100", "driver": "new"},
         {"gpus": "8xH100", "placement": [4, 3]},
         {"gpus": "128xH100-SXM"},
+        {"gpus": "2x8xH100-SXM"},
         {"gpus": "8xH100", "lanes": -1},
         {"gpus": "8xH100", "inlet_c": "warm"},
     ],

@@ -89,6 +89,7 @@ class Box:
     nvme_bytes: float | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()  # fields the driver did not tell, and why
 
     @property
     def baseboard(self) -> bool:
@@ -108,6 +109,10 @@ class CardRecord(Protocol):
     def index(self) -> int: ...
     @property
     def entry(self) -> str | None: ...
+    @property
+    def entry_note(self) -> str | None: ...
+    @property
+    def facts(self) -> Mapping[str, FactRecord]: ...
     def value(self, field: str) -> Any: ...
 
 
@@ -116,6 +121,8 @@ class FactRecord(Protocol):
 
     @property
     def value(self) -> Any: ...
+    @property
+    def reason(self) -> str | None: ...
 
 
 class Attached(Protocol):
@@ -143,9 +150,12 @@ def described(server: ServerSpec, catalog: Catalog, *, where: str) -> Box:
     known = catalog.system(server.system) if server.system is not None else None
     if server.gpus is None and known is None:
         raise InputError("names no GPUs", where=where, key="gpus", legal="gpus: 8xRTX4090, or system: NAME")
-    told = server.gpus if server.gpus is not None else None
+    told = server.gpus
+    fleet = parse_fleet(told, where=f"{where}: gpus").parts if told is not None else ()
+    if any((part.nodes or 1) > 1 for part in fleet):
+        raise InputError("names several machines; doctor judges one", where=where, key="gpus", given=told)
     parts = (
-        [(part.total, part.gpu) for part in parse_fleet(told, where=f"{where}: gpus").parts]
+        [(part.total, part.gpu) for part in fleet]
         if told is not None
         else [(known.gpus_per_node, known.gpu)]
         if known is not None
@@ -238,7 +248,29 @@ def attached(
         host_ram_bytes=host.get("host_ram_bytes"),
         nvme_bytes=host.get("nvme_bytes"),
         environment=environment,
-        notes=found.notes,
+        notes=(*found.notes, *_entry_notes(found)),
+        unread=_unread(found),
+    )
+
+
+# Fields a check needs; what else the driver keeps to itself changes nothing here.
+_NEEDED = ("compute_capability", "pcie_gen", "pcie_lanes", "bar1_total", "power_limit", "ecc", "throttled_by")
+
+
+def _entry_notes(found: Attached) -> tuple[str, ...]:
+    return tuple(f"GPU {card.index}: {card.entry_note}" for card in found.cards if card.entry_note)
+
+
+def _unread(found: Attached) -> tuple[tuple[str, str], ...]:
+    """Fields that could not be read, each with its reason and the cards it is true of."""
+    reasons: dict[tuple[str, str], list[int]] = {}
+    for card in found.cards:
+        for name in _NEEDED:
+            if reason := card.facts[name].reason:
+                reasons.setdefault((name, reason), []).append(card.index)
+    return tuple(
+        (name.replace("_", " "), f"{reason} (GPU {', '.join(map(str, cards))})")
+        for (name, reason), cards in reasons.items()
     )
 
 

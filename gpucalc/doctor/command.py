@@ -118,10 +118,18 @@ def plan_on(job: str, box: Box, catalog: Catalog, *, task: str | None, sets: Seq
     """The job planned on the machine's cards. Raises InputError."""
     from gpucalc.jobs import resolve
     from gpucalc.planner import plan_job
+    from gpucalc.spec.job import TrainRun
+    from gpucalc.units import GB
 
     unknown = [card.name for card in box.cards if card.spec is None]
     if unknown:
         raise InputError("has cards the catalogue does not know", where=box.subject, given=unknown[0])
     names = [card.spec.id for card in box.cards if card.spec is not None]
     fleet = "+".join(f"{names.count(name)}x{name}" for name in dict.fromkeys(names))
-    return plan_job(resolve(job, catalog, gpus=fleet, task=task, sets=sets), catalog, advice=False)
+    found = resolve(job, catalog, gpus=fleet, task=task, sets=sets)
+    known = box.host_ram_bytes
+    if isinstance(found.run, TrainRun) and found.run.host_ram_gb is None and known is not None:
+        # The plan's own host would be that of a reference server of these cards.
+        told = [*sets, f"run.host_ram_gb={known / GB:g}"]
+        found = resolve(job, catalog, gpus=fleet, task=task, sets=told)
+    return plan_job(found, catalog, advice=False)

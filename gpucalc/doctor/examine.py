@@ -8,7 +8,7 @@ from gpucalc.catalog import Catalog
 from gpucalc.doctor import capacity, links, power, software
 from gpucalc.doctor.box import Box
 from gpucalc.doctor.context import Answers, Context
-from gpucalc.doctor.finding import Finding, Report, report
+from gpucalc.doctor.finding import Finding, Question, Report, report
 from gpucalc.plan.answer import Plan
 from gpucalc.spec.checks import Severity
 from gpucalc.spec.server import CudaTable, HostRules
@@ -47,6 +47,7 @@ def examine(box: Box, catalog: Catalog, plan: Plan | None = None) -> Report:
     findings: list[Finding] = [item for answer in answers for item in answer.findings]
     findings += [_note(text) for text in box.notes]
     questions = [item for answer in answers for item in answer.questions]
+    questions += [Question(name, why) for name, why in box.unread]
     return report(box.subject, findings, catalog, questions=questions, facts=facts(box))
 
 

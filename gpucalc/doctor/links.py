@@ -20,8 +20,12 @@ def slot(ctx: Context) -> Answers:
     found: list[Finding] = []
     unknown = False
     for card in ctx.box.cards:
-        gen_max = card.pcie_gen_max or (card.spec.pcie_gen if card.spec else None)
-        wide = card.pcie_lanes_max or (card.spec.pcie_lanes if card.spec else None) or FULL_WIDTH
+        # NVML's maxima are those of card and slot together; the catalogue knows the card's own.
+        own = card.spec.pcie_gen if card.spec else None
+        gen_max = max((gen for gen in (card.pcie_gen_max, own) if gen is not None), default=None)
+        in_slot = ctx.box.live and gen_max is not None and (card.pcie_gen_max or gen_max) < gen_max
+        widths = (card.pcie_lanes_max, card.spec.pcie_lanes if card.spec else None)
+        wide = max((width for width in widths if width), default=FULL_WIDTH)
         if card.pcie_gen is None or card.pcie_lanes is None:
             unknown = True
         lanes = card.pcie_lanes or wide
@@ -32,7 +36,7 @@ def slot(ctx: Context) -> Answers:
             "link", rules.lane_bytes_per_s, transfers_per_s=TRANSFERS_PER_S[min(gen, gen_max)], lanes=lanes
         )
         best = compute("card", rules.lane_bytes_per_s, transfers_per_s=TRANSFERS_PER_S[gen_max], lanes=wide)
-        idle = " (links drop when idle: read it under load)" if ctx.box.live and lanes == wide else ""
+        idle = " (links drop when idle: read it under load)" if ctx.box.live and not in_slot else ""
         evidence = (
             f"PCIe {gen} x{lanes}, {gb_per_s(rate.value)} one way; "
             f"the card can do PCIe {gen_max} x{wide}, {gb_per_s(best.value)}"
@@ -49,7 +53,7 @@ def slot(ctx: Context) -> Answers:
         elif gen < gen_max:
             found.append(
                 Finding(
-                    "pcie-generation", Severity.NOTE if ctx.box.live else Severity.WARNING,
+                    "pcie-generation", Severity.NOTE if ctx.box.live and not in_slot else Severity.WARNING,
                     f"GPU {card.index}", f"runs PCIe {gen} of {gen_max}{idle}", evidence,
                     "a board, riser and BIOS setting of that generation", ("pcie_ds", "pci_sysfs"),
                     ("B17", "B21"), numbers=(rate, best),

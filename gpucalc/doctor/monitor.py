@@ -60,7 +60,6 @@ _LACKS = {
     "nvlink": "NVLink",
     "ecc": "ECC memory",
     "profiling": "cards with profiling counters (data centre)",
-    "nodes": "a second machine",
 }
 
 

@@ -8,7 +8,7 @@ from gpucalc.doctor.finding import Finding, Question, once
 from gpucalc.formulas import cost as money
 from gpucalc.formulas import machine as f
 from gpucalc.formulas import rules_machine as rules
-from gpucalc.line import Line, compute, total
+from gpucalc.line import Kind, Line, compute, total
 from gpucalc.plan.evaluate import HOST_SHARE
 from gpucalc.spec.checks import Severity
 
@@ -64,14 +64,15 @@ def load_w(box: Box) -> Line | None:
         return total("full_load", (cards, line), unit="W")
     if box.cpu_power_w is None or box.other_power_w is None:
         share = HOST_SHARE
-        rest = compute("rest", money.host_power_w, gpu_power_w=cards, share=share, note="assumed")
+        rest = compute("rest", money.host_power_w, gpu_power_w=cards, share=share)
         return total("full_load", (cards, rest), unit="W")
     processors = stated("processors", box.cpu_power_w * (box.sockets or 1), "W")
     return total("full_load", (cards, processors, stated("other", box.other_power_w, "W")), unit="W")
 
 
 def _parts(need: Line) -> str:
-    parts = [f"{part.name} {part.value:,.0f} W{' (assumed)' if part.note else ''}" for part in need.children]
+    said = {part.name: " (assumed)" if part.kind is Kind.ASSUMED else "" for part in need.children}
+    parts = [f"{part.name} {part.value:,.0f} W{said[part.name]}" for part in need.children]
     return " + ".join(parts) + f" = {need.value:,.0f} W"
 
 

@@ -150,7 +150,7 @@ class MonitorSpec(Spec):
     id: str
     command: str
     shows: str
-    needs: tuple[Literal["several", "nvlink", "ecc", "profiling", "nodes"], ...] = ()
+    needs: tuple[Literal["several", "nvlink", "ecc", "profiling"], ...] = ()
     source: Sources
     claims: tuple[str, ...] = ()
 
