@@ -2,7 +2,8 @@
 
 Where the engine may not start: a shorter context, another share of the card, fewer sequences, smaller
 weights or cache, more or larger cards. Where it starts but misses the run's targets: what meets them.
-Otherwise, and where nothing does: what serves faster by a twentieth or more.
+Otherwise, and where nothing does: what serves faster by a twentieth or more. Always: fewer cards that do
+as well, since a card that only adds waiting is best left out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MOST = 6
 WORTH = 1.05  # a change has to serve this much faster
 FEWER_SEQUENCES = (256, 64, 16)
 SHARES = (0.97, 0.95, 0.92, 0.9, 0.85, 0.8)
-MORE_CARDS = (2, 4, 8)
+MORE_CARDS = (2, 4, 8, 16, 32)
 WIDE = ("bf16", "fp16", "fp32")
 
 
@@ -64,8 +65,11 @@ def advised_serving(
             found.append(action)
         elif _faster(plan, answer):
             faster.append(action)
+    fleets = _Fleets(run, tried, clusters)
     if wanting(plan) and len(cluster.pools) == 1:
-        found += _fleets(run, cluster, tried, clusters, larger, helps)
+        found += fleets.larger(cluster, larger, helps)
+    if cluster.count > 1 and (plan.verdict.level is not Level.DOES_NOT_FIT or len(cluster.pools) > 1):
+        found += fleets.smaller(cluster, lambda after: _no_worse(plan, after))
     return replace(plan, actions=tuple((found or faster)[:MOST]))
 
 
@@ -124,30 +128,46 @@ def _changes(plan: Plan, run: ServeRun, cluster: Cluster) -> Iterator[tuple[str,
         yield "tensor", f"tp {tp}: fewer, faster copies", {"tp": tp}
 
 
-def _fleets(
-    run: ServeRun,
-    cluster: Cluster,
-    tried: Callable[[Mapping[str, Any], Cluster], Plan | None],
-    clusters: Callable[[str, int], Cluster],
-    larger: tuple[str, ...],
-    helps: Callable[[Plan], bool],
-) -> Iterator[Action]:
-    """The smallest fleet of the own card that starts within the targets, and of larger cards."""
-    own = cluster.pools[0].gpu.id
-    # Engines that divide by layers take all cards by themselves.
-    degrees = {} if run.framework in BY_LAYERS else {"tp": "auto", "pp": "auto"}
-    named = {f"run.{key}": value for key, value in degrees.items()}
-    sizes = [(own, cluster.count * times) for times in MORE_CARDS]
-    starts = 2 ** max(cluster.count - 1, 0).bit_length()
-    groups = [sizes, *([(card, count) for count in (1, 2, 4, 8) if count <= starts] for card in larger)]
-    for group in groups:
-        for card, count in group:
-            where = clusters(card, count)
-            answer = tried(degrees, where)
+class _Fleets:
+    """Other fleets for the same run, their degrees left to the search."""
+
+    def __init__(
+        self,
+        run: ServeRun,
+        tried: Callable[[Mapping[str, Any], Cluster], Plan | None],
+        clusters: Callable[[str, int], Cluster],
+    ) -> None:
+        # Engines that divide by layers take all cards by themselves.
+        self.degrees = {} if run.framework in BY_LAYERS else {"tp": "auto", "pp": "auto"}
+        self.tried = tried
+        self.clusters = clusters
+
+    def larger(
+        self, cluster: Cluster, cards: tuple[str, ...], helps: Callable[[Plan], bool]
+    ) -> Iterator[Action]:
+        """The smallest fleet of the own card that starts within the targets, and of larger cards."""
+        own = cluster.pools[0].gpu.id
+        starts = 2 ** max(cluster.count - 1, 0).bit_length()
+        yield from self._first([(own, cluster.count * times) for times in MORE_CARDS], helps)
+        for card in cards:
+            yield from self._first([(card, count) for count in (1, 2, 4, 8) if count <= starts], helps)
+
+    def smaller(self, cluster: Cluster, as_good: Callable[[Plan], bool]) -> Iterator[Action]:
+        """The fewest of the own cards that do as well; of a mixed fleet one kind alone."""
+        for pool in cluster.pools:
+            sizes = [2**power for power in range(pool.count.bit_length()) if 2**power < cluster.count]
+            if len(cluster.pools) > 1 and pool.count not in sizes:
+                sizes.append(pool.count)
+            yield from self._first([(pool.gpu.id, count) for count in sizes], as_good)
+
+    def _first(self, fleets: list[tuple[str, int]], helps: Callable[[Plan], bool]) -> Iterator[Action]:
+        for card, count in fleets:
+            where = self.clusters(card, count)
+            answer = self.tried(self.degrees, where)
             if answer is not None and answer.verdict.level is Level.FITS and helps(answer):
-                name = where.pools[0].gpu.name
-                yield _action(f"{count} x {name}", {"gpus": f"{count}x{card}", **named}, answer)
-                break
+                changes = {"gpus": f"{count}x{card}", **{f"run.{key}": v for key, v in self.degrees.items()}}
+                yield _action(f"{count} x {where.pools[0].gpu.name}", changes, answer)
+                return
 
 
 def _helps(before: Plan) -> Callable[[Plan], bool]:
@@ -157,7 +177,17 @@ def _helps(before: Plan) -> Callable[[Plan], bool]:
         return lambda after: order.index(after.verdict.level) < order.index(before.verdict.level)
     if not _on_target(before):
         return lambda after: after.verdict.level is Level.FITS and _on_target(after)
-    return lambda after: _faster(before, after)
+    return lambda after: _faster(before, after) and _on_target(after)
+
+
+def _no_worse(before: Plan, after: Plan) -> bool:
+    """Whether a smaller fleet starts where the plan's does not, or serves as much as fast."""
+    if before.verdict.level is not Level.FITS:
+        return _on_target(after)
+    if after.throughput is None or before.throughput is None or before.time is None or after.time is None:
+        return False
+    kept = _on_target(after) or not _on_target(before)
+    return bool(kept and after.throughput.value >= before.throughput.value)
 
 
 def _faster(before: Plan, after: Plan) -> bool:

@@ -1,8 +1,7 @@
 """Public reports of training runs that fitted or ran out of memory: verdicts and the figures they name.
 
 The answers are those of the reports' threads and of arithmetic on the recipe; a case may accept two
-verdicts where people with the same setup saw both. Not restated, with the reason:
-- serving runs (fit-042): serving is not planned yet.
+verdicts where people with the same setup saw both. Deployments (fit-042) are in test_field_serving.py.
 """
 
 from __future__ import annotations

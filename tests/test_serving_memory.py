@@ -62,6 +62,12 @@ def test_weights_by_hand() -> None:
     )
     assert padded == 4 * 2 * 3072 * 1536
     assert mem.repeated_layer_bytes(layers=32, layer_bytes=10) == 320
+    # 50,257 rows in 64s are 50,304; 129,280 are 2,020 of them, which 24 ranks do not share: 85 x 64 x 24
+    assert mem.padded_vocab(vocab=50257, tp=1) == 50304
+    assert mem.padded_vocab(vocab=128256, tp=8) == 128256
+    assert mem.padded_vocab(vocab=129280, tp=24) == 130560
+    table = mem.rank_table_params(sharded=100 * 8, replicated=5, vocab=100, padded_vocab=128, tp=4)
+    assert table == 128 * 8 / 4 + 5
     # Llama-3.1: 131,072 positions x 128 x 2 bytes
     assert mem.rope_table_bytes(positions=131072, rotary_width=128, element_bytes=2, factor=1) == 32 * MIB
     # DeepSeek-V2-Lite: 27 layers, 512 x 16 heads x 256, in 16 bit

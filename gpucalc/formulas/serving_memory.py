@@ -36,6 +36,24 @@ def padded_expert_params(
 
 
 @formula(
+    unit="count",
+    source="vllm-project/vllm and sgl-project/sglang layers/vocab_parallel_embedding.py: rows in 64s;"
+    " sgl-project/sglang issue 31799: in 64s for each rank where tp does not divide those",
+)
+def padded_vocab(*, vocab: Num, tp: Num) -> Num:
+    """Rows of the token table and the head, rounded up so that tensor ranks hold equal shares."""
+    return where(
+        ceil_div(vocab, 64) * 64 % tp == 0, ceil_div(vocab, 64) * 64, ceil_div(vocab, 64 * tp) * 64 * tp
+    )
+
+
+@formula(unit="parameters", source="arithmetic: tables are divided by rows, the rest is held whole")
+def rank_table_params(*, sharded: Num, replicated: Num, vocab: Num, padded_vocab: Num, tp: Num) -> Num:
+    """Parameters of a token table or head on one tensor rank, its rows padded."""
+    return sharded * padded_vocab / vocab / tp + replicated
+
+
+@formula(
     unit="bytes",
     source="c10/cuda/CUDACachingAllocator.cpp: above 10 MiB segments come in 2 MiB, a rest of up to 1 MiB"
     " stays in the block; explains 0.44 % of Qwen2.5-7B (logs of vLLM 0.10 and 0.19)",

@@ -15,6 +15,7 @@ from gpucalc.spec.engine import EngineEra
 
 TORCH = ("vllm", "sglang", "trtllm", "hf")
 JOINS = ("vllm", "sglang", "trtllm")
+PADS = ("vllm", "sglang")
 _JOINED = {
     "q": "qkv", "k": "qkv", "v": "qkv",
     "gate": "gate_up", "up": "gate_up",
@@ -33,10 +34,12 @@ def stage_weights(
     on_host = recipe.engine == "llamacpp"  # the token table stays in host memory
     tied = graph.head is not None and graph.head.tied and graph.head.vocab > 0
     if stage.embedding.total and not on_host:
-        parts.append(_plain("embedding", stage.embedding, layout.tp, held.embedding, held))
+        rows = graph.embedding.vocab if graph.embedding is not None else 0
+        parts.append(_table("embedding", stage.embedding, rows, layout, recipe, held.embedding))
     parts += [_layers(run, layout, recipe, engine) for run in stage.layers]
     if stage.head.total:
-        parts.append(_plain("head", stage.head, layout.tp, held.head, held))
+        rows = graph.head.vocab if graph.head is not None else 0
+        parts.append(_table("head", stage.head, rows, layout, recipe, held.head))
     if on_host and tied and stage.last and stage.first and graph.embedding is not None:
         table = Params(sharded=graph.embedding.vocab * graph.embedding.width)
         parts.append(_plain("tied_head", table, layout.tp, held.head, held))
@@ -47,12 +50,30 @@ def stage_weights(
     return total("weights", tuple(part for part in parts if part.value), unit="bytes")
 
 
+def _table(
+    name: str, params: Params, rows: int, layout: ServeLayout, recipe: ServeRecipe, each: float
+) -> Line:
+    """The token table or the head; engines that divide it pad its rows."""
+    if recipe.engine not in PADS or not rows:
+        return _plain(name, params, layout.tp, each, recipe.weights)
+    padded = compute(
+        "params",
+        mem.rank_table_params,
+        sharded=params.sharded,
+        replicated=params.replicated,
+        vocab=rows,
+        padded_vocab=compute("padded_vocab", mem.padded_vocab, vocab=rows, tp=layout.tp),
+        tp=layout.tp,
+    )
+    return _sized(name, padded, each, recipe.weights)
+
+
 def _plain(name: str, params: Params, tp: int, each: float, held: WeightFormat) -> Line:
     count = params.sharded / tp + params.replicated
     return _sized(name, count, each, held)
 
 
-def _sized(name: str, params: float, each: float, held: WeightFormat) -> Line:
+def _sized(name: str, params: float | Line, each: float, held: WeightFormat) -> Line:
     """Parameters in a format; how certain the format is, the line is."""
     per_param = Line(
         "bytes_per_param", each, "bytes per parameter", Kind(held.kind), source=held.source or held.name
