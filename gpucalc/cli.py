@@ -694,7 +694,7 @@ def probe_command(
     catalog: CatalogDir = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine and write a calibration that plan takes; exit 4 when there is no device."""
+    """Measure this machine, for plan --calibration."""
     from gpucalc.catalog import open_catalog
     from gpucalc.errors import CannotMeasure, InputError
     from gpucalc.probe import command

@@ -50,11 +50,11 @@ def test_every_documented_command_runs(
     if "--baseline" in line:  # what the command before it on its line wrote
         main(shlex.split("check checks.yaml --format json -o baseline.json --quiet"))
         capsys.readouterr()
-    if "trace" in line:
+    if line.startswith(("gpucalc trace", "gpucalc probe")):
         pytest.importorskip("torch")
     code = main(shlex.split(line)[1:])
     out, err = capsys.readouterr()
-    says_more = line.startswith(("gpucalc import", "gpucalc trace"))  # what was made of the input
+    says_more = line.startswith(("gpucalc import", "gpucalc trace", "gpucalc probe"))  # what is being done
     assert (err == "") != says_more
     assert code in (ExitCode.ANSWERED, ExitCode.NO)
     assert out or "-o " in line
