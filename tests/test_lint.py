@@ -130,6 +130,12 @@ def test_an_error_with_its_right_form(text: str, about: str, right: str) -> None
         "NCCL_DEBUG=WARN NCCL_SOCKET_IFNAME=eth0 NCCL_IB_HCA=mlx5_0,mlx5_1 torchrun --nproc-per-node 8 t.py",
         "torchrun --standalone --nproc_per_node=gpu train.py --nproc 3 --use_env",
         "torchrun --nnodes=1:4 --nproc_per_node=$GPUS --rdzv_backend=c10d --rdzv-endpoint=$HOST -m pkg.train",
+        "torchrun --role $(hostname -s | tr -dc 0-9): --tee 3 --nnodes 2 t.py",
+        "torchrun --nproc_per_node [8/16] bash -c 'x --use_env'",
+        "- name: torchrun-train",
+        "python -m torch.distributed.run --nproc_per_node=N script.py",
+        "see [torchrun](torchrun-launcher.slurm) - to be used with it",
+        "mpu.clip_grad_norm(model.parameters(), 1.0)",
         "torchrun --nproc_per 8 t.py",  # cut short, one reading
         "python -m torch.distributed.run --nproc-per-node 8 t.py",
         "true  # export NCCL_BOGUS=1",

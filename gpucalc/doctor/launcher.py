@@ -10,7 +10,8 @@ from gpucalc.doctor.script import ScriptLine
 from gpucalc.errors import nearest
 from gpucalc.spec.checks import LauncherSpec, Severity
 
-_WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s;&|"'])+|[;&|]""")
+_WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|\$\([^()]*\)|`[^`]*`|[^\s;&|"'])+|[;&|]""")
+_OPEN = re.compile(r"[$`{<\[]|^[A-Z_]+$")  # what only a run, or the reader, fills in
 
 
 def flags_wrong(line: ScriptLine, launchers: Iterable[LauncherSpec]) -> Iterator[Finding]:
@@ -27,7 +28,7 @@ def _call(line: ScriptLine, start: int, launcher: LauncherSpec) -> Iterator[Find
     while index < len(words):
         word, at = words[index][0], words[index].start()
         index += 1
-        if not word.startswith("-"):
+        if not word.startswith("-") or not word.strip("-"):
             break  # the script: what follows is its own
         written, equals, value = word.partition("=")
         name = written.lstrip("-").replace("_", "-")
@@ -37,7 +38,7 @@ def _call(line: ScriptLine, start: int, launcher: LauncherSpec) -> Iterator[Find
             if old is not None and not (old.unless and re.search(old.unless, line.text)):
                 right = old.right or f"--{old.to}"
                 yield _finding("old-flag", old.severity, written, old.reason, line, at, right, old.source)
-            elif old is None and not re.search(r"[$`{<]", name):
+            elif old is None and not _OPEN.search(name):
                 near = nearest(name, launcher.flags, count=2)
                 right = f"did you mean {' or '.join('--' + item for item in near)}?" if near else ""
                 yield _finding(
@@ -56,7 +57,7 @@ def _call(line: ScriptLine, start: int, launcher: LauncherSpec) -> Iterator[Find
             value = words[index][0]
             index += 1
         value = value.strip("\"'")
-        if re.search(r"[$`{<]", value) or re.fullmatch(launcher.flags[full], value):
+        if _OPEN.search(value) or re.fullmatch(launcher.flags[full], value):
             continue
         yield _finding(
             "wrong-type", Severity.ERROR, written, f"cannot be {value or 'empty'}", line, at,
