@@ -60,6 +60,7 @@ _QUANTS = (
     (re.compile(r"gptq.*(?:int ?8|8 ?bit)"), "gptq-int8"),
     (re.compile(r"gptq|w4a16"), "gptq-int4"),
     (re.compile(r"awq"), "awq"),
+    (re.compile(r"fbgemm"), "fbgemm-fp8"),
     (re.compile(r"fp8|float8"), "fp8"),
     (re.compile(r"int8 w8a8|w8a8"), "w8a8-int8"),
     (re.compile(r"nf4|bnb.*4"), "nf4"),

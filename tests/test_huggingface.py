@@ -210,6 +210,7 @@ def test_the_text_of_an_unknown_multimodal_model_can_be_taken_alone() -> None:
         ({"quant_method": "gptq", "bits": 8}, "int8"),
         ({"quant_method": "awq", "bits": 4}, "awq"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "fbgemm-fp8"),
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
         ({"load_in_4bit": True, "quant_method": "bitsandbytes"}, "nf4"),

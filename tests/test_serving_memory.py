@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -213,9 +214,7 @@ def test_capture_sizes() -> None:
         ("llama-4-scout", 4, {}, 53.12),
     ],
 )
-def test_weights_are_those_of_the_log(
-    model: str, gpus: int, run: dict[str, object], logged_gib: float
-) -> None:
+def test_weights_are_those_of_the_log(model: str, gpus: int, run: dict[str, Any], logged_gib: float) -> None:
     found = deployed(model, (gpus, "h100-sxm-80gb"), tp=gpus, **run)
     assert gib(found.memory.weights.value) == pytest.approx(logged_gib, rel=0.01)
 
@@ -508,3 +507,20 @@ def test_a_graph_without_a_cache_is_not_divided_by_zero() -> None:
     graph = build_graph(CATALOG.model("llama-3.1-8b"))
     assert paging([], 16).groups == 1
     assert graph.stacks
+
+
+def test_long_prompts_were_profiled_whole_before_prefill_was_chunked() -> None:
+    """vLLM issue 6746: 131,072 tokens of a 405B in fp8 did not fit a cache of 79,392 on eight H100."""
+    run: dict[str, Any] = {"tp": 8, "quant": "fbgemm-fp8", "max_model_len": 131072}
+    before, after = (
+        deployed("llama-3.1-405b", (8, "h100-sxm-80gb"), version=version, **run)
+        for version in ("0.5.3", "0.5.4")
+    )
+    assert before.memory.refusal is not None
+    assert after.memory.refusal is None
+    assert before.memory.kv_tokens.value < 131072 < after.memory.kv_tokens.value
+    short = [
+        deployed("llama-3.1-8b", (1, "a100-sxm-80gb"), version=version, max_model_len=32768)
+        for version in ("0.5.3", "0.5.4")
+    ]
+    assert short[0].memory.kv_tokens.value == short[1].memory.kv_tokens.value

@@ -316,6 +316,17 @@ def test_the_host_sets_the_pace_without_graphs() -> None:
     assert large.decode_step_s.value / small.decode_step_s.value == pytest.approx(28 / 24, rel=0.01)
 
 
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "llama-3.1-8b", "qwen3-0.6b"])
+@pytest.mark.parametrize("concurrency", [1, 64])
+def test_launching_kernels_one_by_one_is_never_faster(model: str, concurrency: int) -> None:
+    graphs, eager = (
+        timed(model, (1, "h100-sxm-80gb"), concurrency=concurrency, enforce_eager=eager)
+        for eager in (False, True)
+    )
+    assert eager.decode_step_s.value >= graphs.decode_step_s.value
+    assert eager.prefill_s.value >= graphs.prefill_s.value
+
+
 def test_prompts_found_in_the_cache_are_not_computed() -> None:
     cold = timed(*ONE, concurrency=32)
     warm = timed(*ONE, concurrency=32, prefix_hit_rate=0.9)

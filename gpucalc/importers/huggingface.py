@@ -942,7 +942,10 @@ def _tops(c: _Reader, key: str, fields: dict[str, Any]) -> None:
 
 
 # What a quantised checkpoint holds its matrices in, by the method its configuration names.
-_HELD = {"awq": "awq", "gptq": "gptq", "fp8": "fp8", "mxfp4": "mxfp4", "nvfp4": "nvfp4", "fbgemm_fp8": "fp8"}
+_HELD = {
+    "awq": "awq", "gptq": "gptq", "fbgemm_fp8": "fbgemm-fp8", "fp8": "fp8",
+    "mxfp4": "mxfp4", "nvfp4": "nvfp4",
+}  # fmt: skip
 
 
 def _quantization(c: _Reader) -> tuple[str | None, str | None]:

@@ -29,7 +29,7 @@ _QUANTS = {
     "fp8": "fp8", "awq": "awq", "awq_marlin": "awq", "gptq": "gptq-int4", "gptq_marlin": "gptq-int4",
     "modelopt_fp4": "nvfp4", "modelopt_fp8": "fp8", "modelopt": "fp8", "mxfp4": "mxfp4",
     "bitsandbytes": "nf4", "w8a8_int8": "w8a8-int8", "w8a8_fp8": "fp8", "nvfp4": "nvfp4",
-    "fbgemm_fp8": "fp8", "ptpc_fp8": "fp8",
+    "fbgemm_fp8": "fbgemm-fp8", "ptpc_fp8": "fp8",
 }  # fmt: skip
 _GGUF_NAME = re.compile(
     r"(?i)(?:^|[-._:])((?:ud-)?(?:i?q[1-8](?:_[a-z0-9]{1,3}){0,2}|f16|bf16|f32))(?:[-.]|$)"

@@ -6,6 +6,7 @@ Transformers allocate for the requests at hand. The stage of a pipeline that hol
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from gpucalc.formulas import serving_memory as mem
@@ -113,8 +114,8 @@ class _Stage:
             return given
         recipe, engine = self.recipe, self.engine
         tokens = recipe.max_num_batched_tokens
-        if engine.number("profiles_longest_prompt", 0) and recipe.max_model_len < engine.number(
-            "longest_profiled_prompt", 0
+        if engine.number("profiles_longest_prompt", 0) and recipe.max_model_len <= engine.number(
+            "longest_profiled_prompt", math.inf
         ):
             tokens = max(tokens, recipe.max_model_len)
         regimes = [self._forward(tokens)]

@@ -101,7 +101,7 @@ class Server(Mixers):
         add(work.products, (self._product(linear, load, expert_rows) for linear in block_linears(block)))
         add(work.attention, self.mixer(block, load))
         add(work.elementwise, (self._elementwise(block, load.rows),))
-        if not self.eager:
+        if not self.speed.eager:  # small kernels take their time with graphs and without
             add(work.gaps, self._gaps(block))
         add(work.tensor, self._reductions(block, load.rows))
         add(work.expert, self._exchange(block, load.rows))

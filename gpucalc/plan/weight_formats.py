@@ -188,6 +188,7 @@ _CHECKPOINTS = {
     "nvfp4": "nvfp4",
     "nf4": "nf4",
     "int8": "int8",
+    "fbgemm-fp8": "fbgemm-fp8",
 }
 
 
