@@ -108,7 +108,7 @@ def smallest_fleet(
 ) -> Action | None:
     """The fewest GPUs of a card that hold the run under its best layout; None when no listed size does."""
     own = len(cluster.pools) == 1 and cluster.pools[0].gpu.id == card
-    for open_run in _open(run):
+    for open_run in open_runs(run):
         for count in FLEET_SIZES:
             if own and count <= cluster.count:
                 continue
@@ -126,7 +126,7 @@ def smallest_fleet(
     return None
 
 
-def _open(run: TrainRun) -> Iterator[TrainRun]:
+def open_runs(run: TrainRun) -> Iterator[TrainRun]:
     """The run with its layout left to the search, as far as its framework allows; then under Megatron,
     which can divide a layer that no single card could gather.
     """

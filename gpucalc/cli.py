@@ -248,6 +248,94 @@ def _scaled(
         raise typer.Exit(ExitCode.NO)
 
 
+@app.command("size")
+def size_command(
+    job: JobName,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="N", help="Tokens to train on, such as 15T or 2e9.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="TIME", help="Time they may take, such as 36h or 30 days.")
+    ] = None,
+    throughput: Annotated[
+        str | None, typer.Option("--throughput", metavar="N", help="Tokens per second, trained or put out.")
+    ] = None,
+    requests: Annotated[
+        float | None, typer.Option("--requests", metavar="N", help="Requests per second to serve.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", metavar="USD", help="At most this much for all the tokens.")
+    ] = None,
+    max_price: Annotated[
+        float | None, typer.Option("--max-price", metavar="USD", help="At most this much an hour.")
+    ] = None,
+    vendor: Annotated[str | None, typer.Option(metavar="NAME", help="Only this vendor's GPUs.")] = None,
+    cloud: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only systems of this provider, such as AWS.")
+    ] = None,
+    arch: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this architecture, such as hopper.")
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this GPU; repeatable.", autocompletion=_names("gpus")),
+    ] = None,
+    fleet: Annotated[
+        Path | None, typer.Option("--fleet", metavar="FILE", help="Only what this file says is available.")
+    ] = None,
+    max_gpus: Annotated[
+        int, typer.Option("--max-gpus", metavar="N", help="The largest fleet looked at.")
+    ] = 64,
+    unpriced: Annotated[
+        bool, typer.Option("--unpriced", help="Also GPUs of which no price is known.")
+    ] = False,
+    task: Task = None,
+    model: ModelFlag = None,
+    sets: Sets = None,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when no fleet meets it.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List every fleet that was planned.")] = False,
+) -> None:
+    """The cheapest, fastest and smallest fleets that meet JOB's targets; its own GPUs do not count."""
+    from gpucalc.catalog import open_catalog
+    from gpucalc.jobs import resolve
+    from gpucalc.planner import provenance
+    from gpucalc.report import size as report
+    from gpucalc.size import size
+    from gpucalc.size_fleets import kinds
+    from gpucalc.size_targets import parse_targets
+
+    known = open_catalog(catalog)
+    resolved = resolve(job, known, model=model, task=task, sets=sets or (), need_gpus=False)
+    targets = parse_targets(
+        resolved,
+        tokens=tokens,
+        by=by,
+        throughput=throughput,
+        requests=requests,
+        budget=budget,
+        max_price=max_price,
+    )
+    offered = kinds(
+        known,
+        vendor=vendor,
+        cloud=cloud,
+        arch=arch,
+        gpus=gpu or (),
+        fleet=fleet,
+        most=max_gpus,
+        unpriced=unpriced,
+    )
+    found = size(resolved, known, offered, targets)
+    if as_json:
+        emit_json({**report.document(found), "provenance": provenance(resolved, known)})
+    else:
+        draw(report.report(found, every=every))
+    if strict and not found.meeting:
+        raise typer.Exit(ExitCode.NO)
+
+
 @app.command("explain")
 def explain_command(
     job: JobName,

@@ -23,6 +23,8 @@ LAYERS: list[set[str]] = [
     {"accuracy"},
     {"planner"},
     {"check", "diff", "oom", "oom_tensors", "doctor", "explain", "trace", "claims", "scale", "documents"},
+    {"size_fleets", "size_targets"},
+    {"size"},
     {"report", "probe"},
     {"cli"},
     {"__main__"},

@@ -1,0 +1,177 @@
+"""Which fleets a question of size is asked over: GPU kinds and systems of the catalogue, or a user's own.
+
+A cloud instance is taken whole, so its fleets are multiples of it; other servers are filled with 1, 2,
+4, ... GPUs and then taken by whole nodes. The sizes of a kind are a ladder of doublings cut off at what
+there is: raising a limit only adds fleets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from gpucalc.catalog import Catalog
+from gpucalc.errors import InputError, UnknownName, nearest
+from gpucalc.line import Kind as LineKind
+from gpucalc.line import Line
+from gpucalc.spec.available import Available
+from gpucalc.spec.fleet import MAX_GPUS, FleetPart
+from gpucalc.spec.gpu import GpuSpec
+from gpucalc.spec.hardware import Cluster
+from gpucalc.spec.system import SystemSpec
+from gpucalc.spec.yamlio import load_yaml
+
+T = TypeVar("T")
+
+MOST_GPUS = 64  # of one fleet, where nobody states a limit
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """GPUs of one kind in one kind of server, and how many can be had."""
+
+    gpu: GpuSpec
+    system: str | None  # None: the GPU's default server
+    unit: int  # GPUs taken at a time
+    per_node: int | None  # GPUs under one operating system; None: whatever the catalogue assumes
+    most: int
+    usd_per_gpu_hour: float | None = None  # the user's own
+    rented: bool = False  # costs what its provider asks, not what other providers do
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The sizes looked at, ascending."""
+        found: list[int] = []
+        count = self.unit
+        while count <= self.most:
+            if self.per_node is not None and count > self.per_node and count % self.per_node:
+                count = self.per_node * -(-count // self.per_node)  # past a node only whole ones
+                continue
+            found.append(count)
+            count *= 2
+        return tuple(found)
+
+    def fleet(self, count: int) -> str:
+        """The words that plan so many."""
+        return f"{count}x{self.gpu.id}"
+
+    def cluster(self, catalog: Catalog, count: int) -> Cluster:
+        """The machine so many are."""
+        found = catalog.cluster([FleetPart(None, count, self.gpu.id)], self.system)
+        if self.rented and (found.system is None or found.system.price is None):
+            return replace(found, price_per_gpu_hour=None)
+        if self.usd_per_gpu_hour is None:
+            return found
+        own = Line(
+            "price_per_gpu_hour", self.usd_per_gpu_hour, "USD/h", LineKind.EXACT, source="the fleet file"
+        )
+        return replace(found, price_per_gpu_hour=own)
+
+
+def kinds(
+    catalog: Catalog,
+    *,
+    vendor: str | None = None,
+    cloud: str | None = None,
+    arch: str | None = None,
+    gpus: Sequence[str] = (),
+    fleet: str | Path | None = None,
+    most: int = MOST_GPUS,
+    unpriced: bool = False,
+) -> tuple[Kind, ...]:
+    """The kinds the filters leave. Raises InputError for a name nothing has, or when nothing is left.
+
+    Without a cloud: every GPU in its default server, and every system that has a price of its own. GPUs
+    nobody offers at a known price are left out unless asked for: by `unpriced`, or by any name.
+    """
+    if not 1 <= most <= MAX_GPUS:
+        raise InputError("must be a number of GPUs", where="--max-gpus", given=most, legal=f"1 to {MAX_GPUS}")
+    if fleet is not None:
+        if cloud is not None:
+            raise InputError("a fleet file says what there is", where="--cloud", legal="--cloud or --fleet")
+        found = _own(catalog, fleet, most)
+    else:
+        found = _catalogue(catalog, cloud, most)
+    named = fleet is not None or cloud is not None or vendor is not None or arch is not None or gpus
+    wanted = {_gpu(catalog, name) for name in gpus}
+    for flag, value, of in (
+        ("--vendor", vendor, lambda kind: kind.gpu.vendor),
+        ("--arch", arch, lambda kind: kind.gpu.arch),
+    ):
+        found = _only(found, flag, value, of)
+    if wanted:
+        found = [kind for kind in found if kind.gpu.id in wanted]
+    if not (unpriced or named):
+        found = [kind for kind in found if kind.system is not None or catalog.prices(kind.gpu) is not None]
+    if not found:
+        raise InputError("no GPU is left", where="--gpu", given=", ".join(gpus), legal="fewer filters")
+    return tuple(found)
+
+
+def _gpu(catalog: Catalog, name: str) -> str:
+    try:
+        return catalog.gpu(name)[0].id
+    except UnknownName as error:
+        raise UnknownName(
+            error.problem, where="--gpu", given=name, legal=error.legal, near=error.near
+        ) from None
+
+
+def _catalogue(catalog: Catalog, cloud: str | None, most: int) -> list[Kind]:
+    systems = [catalog.system(name) for name in catalog.names("systems")]
+    if cloud is not None:
+        chosen = _only(systems, "--cloud", cloud, lambda system: system.provider)
+        return [_rented(catalog, system, most) for system in chosen]
+    cards = [catalog.gpu(name)[0] for name in catalog.names("gpus")]
+    alone = [Kind(gpu, None, 1, None, most) for gpu in cards]
+    return [*alone, *(_rented(catalog, system, most) for system in systems if system.price is not None)]
+
+
+def _rented(catalog: Catalog, system: SystemSpec, most: int) -> Kind:
+    gpu = catalog.gpu(system.gpu)[0]
+    return Kind(gpu, system.id, system.gpus, system.gpus_per_node, most, rented=True)
+
+
+def _own(catalog: Catalog, path: str | Path, most: int) -> list[Kind]:
+    where = str(path)
+    read = Available.read(load_yaml(path).data, where=where)
+    found: list[Kind] = []
+    for index, entry in enumerate(read.available):
+        part = entry.part
+        try:
+            gpu, _ = catalog.gpu(part.gpu)
+            system = None if entry.system is None else catalog.system(entry.system)
+        except UnknownName as error:
+            key = f"available.{index}"
+            raise UnknownName(
+                error.problem, where=where, key=key, given=error.given, legal=error.legal, near=error.near
+            ) from None
+        limit = min(most, part.total)
+        price = entry.usd_per_gpu_hour
+        if system is None:
+            found.append(Kind(gpu, None, 1, part.count if part.nodes is not None else None, limit, price))
+        elif system.gpu != gpu.id:
+            raise InputError(
+                f"{system.id} holds {system.gpu}",
+                where=where,
+                key=f"available.{index}.system",
+                given=f"{entry.system} with {gpu.id}",
+            )
+        else:
+            found.append(Kind(gpu, system.id, 1, system.gpus_per_node, limit, price))
+    return found
+
+
+def _only(entries: Iterable[T], flag: str, wanted: str | None, of: Callable[[T], str]) -> list[T]:
+    """The entries with that value; a value no entry has is an error, not an empty list."""
+    entries = list(entries)
+    if wanted is None:
+        return entries
+    kept = [entry for entry in entries if of(entry).casefold() == wanted.casefold()]
+    if not kept:
+        legal = sorted({of(entry) for entry in entries})
+        near = nearest(wanted, legal)
+        raise UnknownName("no entry has this value", where=flag, given=wanted, legal=legal, near=near)
+    return kept
