@@ -14,7 +14,7 @@ from gpucalc.units import MIB
 # pairs of allocated and reserved alone give 0.047 and 0.14, which Megatron runs take for what passes.
 LASTING_OVERHEAD = Line(
     "lasting_fraction",
-    0.04,
+    0.05,
     "fraction",
     Kind.MODELLED,
     source="fitted with passing_fraction on published reserved and device peaks of six sources",
