@@ -29,8 +29,8 @@ from gpucalc.measured_serving import (
     rates_of,
     undecided,
 )
-from gpucalc.plan.serve_memory import Logged as MemoryLog
 from gpucalc.plan.serve_memory import serving_memory
+from gpucalc.plan.serve_parts import Logged as MemoryLog
 from gpucalc.plan.serve_resolve import serve_layout, serve_recipe
 from gpucalc.plan.serve_time import serving_time
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingMemory

@@ -17,7 +17,7 @@ from gpucalc.plan.answer import Level
 from gpucalc.plan.evaluate import Subject
 from gpucalc.plan.serve import Deployment, deploy
 from gpucalc.plan.serve_cache import CacheKind, paging
-from gpucalc.plan.serve_memory import Logged, capture_sizes
+from gpucalc.plan.serve_parts import Logged, capture_sizes
 from gpucalc.plan.weight_formats import GGML, gguf, weight_format
 from gpucalc.search_serving import settle
 from gpucalc.spec.engine import EngineSpec

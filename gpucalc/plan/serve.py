@@ -15,7 +15,8 @@ from gpucalc.plan.answer import Assumption, Level, LoadPoint, Plan, Verdict
 from gpucalc.plan.evaluate import DAY_S, ErrorTable, Subject, fleet_notes, model_line
 from gpucalc.plan.launch import launch_line
 from gpucalc.plan.serve_loads import at_targets, pareto
-from gpucalc.plan.serve_memory import ERROR_BASIS, NOTHING_LOGGED, Logged, serving_memory
+from gpucalc.plan.serve_memory import serving_memory
+from gpucalc.plan.serve_parts import ERROR_BASIS, NOTHING_LOGGED, Logged
 from gpucalc.plan.serve_resolve import serve_layout, serve_recipe
 from gpucalc.plan.serve_time import serving_time
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingMemory, ServingTime

@@ -1,0 +1,252 @@
+"""Engines that make a pool of what their budget leaves: vLLM, SGLang, TensorRT-LLM."""
+
+from __future__ import annotations
+
+from gpucalc.formulas import serving_memory as mem
+from gpucalc.line import Kind, Line, compute, total
+from gpucalc.plan.serve_cache import (
+    growing,
+    paging,
+    request_blocks,
+    standing,
+    windowed,
+)
+from gpucalc.plan.serve_parts import (
+    SET_ASIDE_ERROR,
+    WEIGHTS_ERROR,
+    Parts,
+    logged_line,
+    minus,
+    nothing,
+    setting,
+)
+from gpucalc.plan.serving_layout import ServingMemory
+from gpucalc.units import GIB
+
+
+class Pooled(Parts):
+    """A stage whose cache takes what is left."""
+
+    def memory(self) -> ServingMemory:
+        """The stage's answer."""
+        recipe, engine = self.recipe, self.engine
+        activation, non_torch, graphs = self.activation_peak(), self.non_torch(), self.graphs()
+        before = self.pre_existing()
+        subtracted = graphs if engine.number("graphs_subtracted", 0) else nothing("graphs_not_subtracted")
+        static: list[Line]  # what must fit in the budget beside the cache
+        if recipe.engine == "vllm":
+            budget = compute(
+                "budget",
+                mem.budget_bytes,
+                total_bytes=self.total,
+                fraction=setting("gpu_memory_utilization", recipe.gpu_memory_utilization),
+            )
+            pool = compute(
+                "pool",
+                mem.vllm_pool_bytes,
+                budget_bytes=budget,
+                weights_bytes=self.weights,
+                activation_peak_bytes=activation,
+                non_torch_bytes=non_torch,
+                graphs_bytes=subtracted,
+            )
+            static = [self.weights, activation, non_torch, *([graphs] if subtracted.value else [])]
+        elif recipe.engine == "sglang":
+            free = total("free_before", (self.total, minus(before)), unit="bytes")
+            fraction = setting("mem_fraction_static", recipe.mem_fraction_static)
+            budget = compute("budget", mem.budget_bytes, total_bytes=free, fraction=fraction)
+            pool = compute(
+                "pool",
+                mem.sglang_pool_bytes,
+                free_before_bytes=free,
+                weights_bytes=self.weights,
+                static_fraction=fraction,
+            )
+            static = [self.weights]
+        else:
+            used = (self.total, *map(minus, (before, self.weights, activation, non_torch, graphs)))
+            free = total("free_when_loaded", used, unit="bytes")
+            fraction = setting("free_gpu_memory_fraction", recipe.gpu_memory_utilization)
+            pool = compute("pool", mem.trtllm_pool_bytes, free_bytes=free, fraction=fraction)
+            budget = Line("budget", self.total.value, "bytes", self.total.kind, source=self.total.source)
+            static = [self.weights, activation, non_torch, graphs, before]
+        pool = logged_line("pool", self.logged.pool) or pool
+        return self._with_pool(budget, pool, static, activation, non_torch, graphs, before)
+
+    def _with_pool(
+        self,
+        budget: Line,
+        pool: Line,
+        static: list[Line],
+        activation: Line,
+        non_torch: Line,
+        graphs: Line,
+        before: Line,
+    ) -> ServingMemory:
+        recipe = self.recipe
+        tokens, blocks, most = self._capacity(pool)
+        request = self._request()
+        needed = total("needed_to_start", (*static, request), unit="bytes", kind=Kind.MODELLED)
+        held = max(float(pool.value), 0.0)
+        cache = Line("kv_cache", held, "bytes", Kind.MODELLED, formula=pool.formula, inputs=pool.inputs)
+        warmup = self.warmup()
+        last = max((activation, warmup), key=lambda line: line.value)
+        parts = (before, self.weights, non_torch, graphs, last, cache)
+        tree = total(
+            "memory",
+            tuple(part for part in parts if part.value),
+            unit="bytes",
+            kind=Kind.MODELLED,
+            note="everything allocated, the cache as large as the engine makes it",
+        )
+        aside = (activation, non_torch, *([graphs] if recipe.engine != "vllm" else []))
+        uncertain = WEIGHTS_ERROR * self.weights.value + SET_ASIDE_ERROR * sum(
+            line.value for line in aside if line in static
+        )
+        refusal = self._refusal(pool, request, most)
+        binds = "kv_cache" if refusal else max((*static, request), key=lambda line: line.value).name
+        whole = Line("gpu_memory", self.total.value, "bytes", self.total.kind, source=self.total.source)
+        capacity, decided = budget, needed
+        over = tree.value - whole.value
+        swing = SET_ASIDE_ERROR * (graphs.value + warmup.value)
+        if refusal is None and self._outgrows(needed, budget, uncertain, over, swing):
+            capacity, decided, uncertain = whole, tree, swing
+            binds = last.name if last is warmup else "graphs"
+        return ServingMemory(
+            tree=tree,
+            weights=self.weights,
+            budget=budget,
+            pool=pool,
+            kv_bytes_per_token=growing(self.kinds),
+            state_bytes=standing(self.kinds),
+            kv_tokens=tokens,
+            kv_blocks=blocks,
+            max_concurrency=most,
+            peak=tree,
+            needed=decided,
+            capacity=capacity,
+            binds=binds,
+            uncertain_bytes=uncertain,
+            stage=self.stage.index,
+            refusal=refusal,
+        )
+
+    @staticmethod
+    def _outgrows(needed: Line, budget: Line, uncertain: float, over: float, swing: float) -> bool:
+        """Whether running out of the whole card is likelier than being refused within the budget."""
+        if over + swing <= 0:
+            return False
+        return (over, swing) > (needed.value - budget.value, uncertain)
+
+    def _refusal(self, pool: Line, request: Line, most: Line) -> str | None:
+        if pool.value <= 0:
+            return (
+                f"no memory is left for the cache: {pool.value / GIB:.2f} GiB;"
+                f" raise {self._knob()} or divide the model further"
+            )
+        if most.value < 1 and self.recipe.engine == "vllm":
+            longest = int(self.recipe.max_model_len * pool.value / request.value) if request.value else 0
+            return (
+                f"one request of max_model_len {self.recipe.max_model_len} needs"
+                f" {request.value / GIB:.2f} GiB of cache, {pool.value / GIB:.2f} GiB are there;"
+                f" about {longest} tokens would fit"
+            )
+        return None
+
+    def _knob(self) -> str:
+        return {"vllm": "gpu_memory_utilization", "sglang": "mem_fraction_static"}.get(
+            self.recipe.engine, "the card's memory"
+        )
+
+    def _request(self) -> Line:
+        """Cache of one request of the longest context, as the pool would hold it."""
+        recipe = self.recipe
+        if recipe.engine == "vllm" and not self._by_bytes():
+            cut = paging(self.kinds, recipe.block_size)
+            block = compute("block", mem.cache_block_bytes, slots=cut.slots, page_bytes=cut.page)
+            count = request_blocks(self.kinds, cut, recipe)
+            return compute("one_request", mem.repeated_layer_bytes, layers=count, layer_bytes=block)
+        longest = (
+            recipe.max_model_len if recipe.engine == "vllm" else min(recipe.context, recipe.max_model_len)
+        )
+        return compute(
+            "one_request",
+            mem.request_bytes,
+            tokens=longest,
+            token_bytes=growing(self.kinds),
+            fixed_bytes=standing(self.kinds),
+        )
+
+    def _by_bytes(self) -> bool:
+        """Caches whose entries stand for several tokens are counted in bytes, not in blocks."""
+        return any(kind.name == "compressed" for kind in self.kinds)
+
+    def _capacity(self, pool: Line) -> tuple[Line, Line, Line]:
+        """Tokens, blocks and requests of the longest context the pool holds."""
+        recipe, dcp = self.recipe, self.layout.decode_context
+        length = recipe.max_model_len
+        if self._by_bytes() or recipe.engine == "sglang":
+            return self._in_bytes(pool)
+        cut = paging(self.kinds, recipe.block_size)
+        block = compute("block", mem.cache_block_bytes, slots=cut.slots, page_bytes=cut.page)
+        if not block.value:
+            endless = Line("kv_tokens", 0, "tokens", source="no layer keeps a cache")
+            return endless, Line("kv_blocks", 0, "count", source="no cache"), nothing("max_concurrency")
+        blocks = compute("kv_blocks", mem.cache_blocks, pool_bytes=pool, block_bytes=block)
+        most = compute(
+            "max_concurrency",
+            mem.concurrent_requests,
+            blocks=blocks,
+            request_blocks=request_blocks(self.kinds, cut, recipe) / dcp,
+        )
+        sizes = [size for size in cut.block_tokens.values() if size]
+        tokens = compute(
+            "kv_tokens",
+            mem.cache_tokens,
+            blocks=blocks,
+            groups=cut.groups,
+            block_size=min(sizes) if sizes else recipe.block_size,
+            decode_context=dcp,
+        )
+        if self.engine.number("prints_requests", 0) and cut.groups > 1:
+            tokens = compute("kv_tokens", mem.request_tokens, requests=most, longest=length)
+        return tokens, blocks, most
+
+    def _in_bytes(self, pool: Line) -> tuple[Line, Line, Line]:
+        recipe, engine = self.recipe, self.engine
+        per_token, fixed = growing(self.kinds), standing(self.kinds)
+        states = any(kind.name == "state" for kind in self.kinds)
+        share = pool
+        if states and engine.state_to_cache is not None and self.logged.pool is None:
+            share = compute(
+                "cache_share",
+                mem.sglang_cache_share_bytes,
+                pool_bytes=pool,
+                state_to_cache=engine.line("state_to_cache"),
+            )
+        request = recipe.max_model_len * float(per_token.value)
+        if self._by_bytes() or not engine.number("sliding_to_full", 0):
+            request += float(fixed.value)
+            most = compute(
+                "max_concurrency", mem.concurrent_requests, blocks=share, request_blocks=max(request, 1)
+            )
+            tokens = compute("kv_tokens", mem.request_tokens, requests=most, longest=recipe.max_model_len)
+        else:
+            tokens = compute(
+                "kv_tokens",
+                mem.two_pool_tokens,
+                pool_bytes=share,
+                full_token_bytes=per_token,
+                sliding_token_bytes=windowed(self.kinds),
+                sliding_share=engine.line("sliding_to_full"),
+            )
+            most = compute(
+                "max_concurrency",
+                mem.concurrent_requests,
+                blocks=tokens,
+                request_blocks=recipe.max_model_len,
+            )
+        blocks = compute(
+            "kv_blocks", mem.cache_blocks, pool_bytes=tokens, block_bytes=max(recipe.block_size, 1)
+        )
+        return tokens, blocks, most
