@@ -40,8 +40,9 @@ from gpucalc.measured_serving import shipped as shipped_serving
 from gpucalc.plan.answer import Level
 from gpucalc.plan.evaluate import UNMEASURED_ERROR, ErrorTable, Subject, hopper_or_later, level_of
 from gpucalc.plan.memory import allocated_peak, memory_peak, reserved_peak
+from gpucalc.plan.rates import sample_flops, sample_tokens
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
-from gpucalc.plan.time import sample_flops, sample_tokens, step_time
+from gpucalc.plan.time import step_time
 from gpucalc.points import Point, Skipped, Statistics, statistics, tally
 from gpucalc.spec.figure import Figure, FigureKind
 from gpucalc.spec.hardware import Cluster

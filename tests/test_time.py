@@ -16,8 +16,10 @@ from gpucalc.catalog import open_catalog
 from gpucalc.graph import Graph
 from gpucalc.line import Line
 from gpucalc.plan.layout import Layout, Recipe
+from gpucalc.plan.rates import sample_flops, throughput
 from gpucalc.plan.resolve import resolve_recipe, settle
-from gpucalc.plan.time import TENSOR_HIDDEN, binding, sample_flops, step_time, throughput
+from gpucalc.plan.step_rates import TENSOR_HIDDEN
+from gpucalc.plan.time import binding, step_time
 from gpucalc.search import ROWS_AT_A_TIME, step_times
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import TrainRun

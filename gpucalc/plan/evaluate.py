@@ -19,8 +19,9 @@ from gpucalc.plan.answer import HOST, Assumption, HostFit, Level, Plan, Verdict
 from gpucalc.plan.host import host_memory
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.memory import MemoryPeak, memory_peak
+from gpucalc.plan.rates import throughput
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe
-from gpucalc.plan.time import binding, step_time, throughput
+from gpucalc.plan.time import binding, step_time
 from gpucalc.spec.hardware import Cluster, Pool
 from gpucalc.spec.job import TrainRun
 from gpucalc.spec.model import ModelSpec

@@ -1,0 +1,66 @@
+"""Seconds of networks that are known by their totals: operations and bytes, no layers."""
+
+from __future__ import annotations
+
+from gpucalc.errors import UnsupportedModel
+from gpucalc.formulas import compute as f
+from gpucalc.graph import Graph
+from gpucalc.line import Line, compute, total
+from gpucalc.plan.layout import Layout, Recipe
+from gpucalc.plan.stage_time import StageTime
+from gpucalc.plan.stages import stages
+from gpucalc.plan.step_rates import DIRECT_SHARE, IMAGE_BYTES_PER_CLOCK, NETWORK_BACKWARD, WHOLE_SHARE
+from gpucalc.plan.work import Device
+
+
+def whole_network(graph: Graph, layout: Layout, recipe: Recipe, device: Device) -> StageTime:
+    network = graph.network
+    assert network is not None
+    if not network.forward_flops:
+        raise UnsupportedModel(f"{graph.name} is known by its parameters alone, which say nothing of time")
+    time = StageTime(stages(graph, pp=1, vpp=1)[0])
+    images = layout.micro_batch
+    saved = network.saved_elements or 0.0
+    traffic = network.traffic_elements if network.traffic_elements is not None else 3 * saved
+    size = recipe.activation_bytes if not recipe.autocast else 2
+    for name, lines, products, factor in (
+        ("forward", time.forward, 1, 1.0),
+        ("backward", time.backward, 2, NETWORK_BACKWARD),
+    ):
+        flops = compute(
+            "flops",
+            f.network_flops,
+            images=images,
+            flops_per_image=network.forward_flops,
+            direct_share=DIRECT_SHARE if recipe.math == "fp32" else WHOLE_SHARE,
+        )
+        # A convolution reads what the one before wrote.
+        moved = compute(
+            "bytes", f.elementwise_bytes, tokens=images, width=saved, passes=1, element_bytes=size
+        )
+        convolutions = compute("convolutions", f.gemm_s, flops=flops, bytes_moved=moved, **device.matrix)
+        rest = compute(
+            "bytes", f.elementwise_bytes, tokens=images, width=traffic, passes=factor, element_bytes=size
+        )
+        elementwise = _image_traffic("elementwise", rest, device)
+        lines.append(total(name, (*(convolutions for _ in range(products)), elementwise), unit="s"))
+    kernels = network.layers or 0
+    host = compute("host", f.launch_s, kernels=3 * kernels, kernel_launch_s=device.launch)
+    time.launch = compute("launch", f.exposed_launch_s, device_s=time.device_s, host_s=host)
+    return time
+
+
+def _image_traffic(name: str, moved: Line, device: Device) -> Line:
+    """Elementwise layers of image networks; bound by memory alone where the GPU's clock is not known."""
+    gpu = device.gpu
+    if gpu.sm_count is None or gpu.boost_clock is None:
+        return device.move(name, moved)
+    return compute(
+        name,
+        f.image_traffic_s,
+        bytes_moved=moved,
+        multiprocessors=gpu.sm_count,
+        clock_hz=gpu.boost_clock.line("boost_clock"),
+        bytes_per_clock=IMAGE_BYTES_PER_CLOCK,
+        **device.traffic,
+    )

@@ -1,0 +1,289 @@
+"""What a step does once: gradients summed and weights gathered, the optimizer, and copies to the host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpucalc.formulas import comm
+from gpucalc.formulas import compute as f
+from gpucalc.graph import Graph
+from gpucalc.line import Kind, Line, compute, total
+from gpucalc.num import Num, maximum, where
+from gpucalc.plan.layout import Layout, Recipe
+from gpucalc.plan.links import Links, is_scalar
+from gpucalc.plan.stage_time import StageTime, stack_shape
+from gpucalc.plan.stages import Params, Stage, block_tensors
+from gpucalc.plan.step_rates import (
+    ABOVE,
+    CONTENTION,
+    COPY_CONTENTION,
+    DEFAULT_PCIE_GENERATION,
+    FOREACH_YEAR,
+    HOST_BANDWIDTH,
+    NETWORK_CONTENTION,
+    NO_OVERLAP,
+    OPTIMIZER_PASSES,
+    OVERLAP,
+    TENSOR_CALLS,
+)
+from gpucalc.plan.work import (
+    Device,
+    has_experts,
+)
+
+
+def rank_params(params: Params, layout: Layout) -> tuple[Num, Num]:
+    """Dense and expert parameters one rank holds before any sharding over data-parallel ranks."""
+    return (
+        params.sharded / layout.tp + params.replicated,
+        params.expert / (layout.ep * layout.etp),
+    )
+
+
+def _expert_replicas(layout: Layout) -> Num:
+    """Ranks that hold the same experts."""
+    return maximum(layout.world / (layout.pp * layout.ep * layout.etp), 1)
+
+
+def _trained(stage: Stage, layout: Layout, recipe: Recipe) -> tuple[Num, Num]:
+    """Trained parameters of a rank, dense and expert."""
+    if recipe.adapters is None:
+        return rank_params(stage.params, layout)
+    trained: Num = 0
+    for run in stage.layers:
+        for part in (run.block.mixer, run.block.cross, run.block.ffn):
+            for linear in part.linears if part is not None else ():
+                if linear.name in recipe.adapters.targets:
+                    each = recipe.adapters.rank * (linear.inputs + linear.outputs)
+                    trained = trained + run.count * each
+    return trained / layout.tp, 0
+
+
+def data_parallel_lines(time: StageTime, layout: Layout, recipe: Recipe, links: Links) -> list[Line]:
+    """Gradients reduced and weights gathered over the ranks that hold the same parameters."""
+    replicas = layout.dp * layout.cp
+    if is_scalar(replicas) and replicas == 1:
+        return []
+    dense, expert = _trained(time.stage, layout, recipe)
+    held_dense, held_expert = _gathered(time.stage, dense, expert, layout, recipe)
+    groups = [("dense", dense, held_dense, replicas, layout.tp)]
+    if any(has_experts(run.block) for run in time.stage.layers):
+        groups.append(("expert", expert, held_expert, _expert_replicas(layout), layout.ep * layout.etp))
+    units = max(time.stage.depth, 1)
+    lines: list[Line] = []
+    for name, trained, held, ranks, stride in groups:
+        if is_scalar(ranks) and ranks == 1:
+            continue
+        lines.append(_group_sync(name, trained, held, ranks, stride, units, layout, recipe, links))
+    if not lines:
+        return []
+    communication = total("communication", tuple(lines), unit="s")
+    device = Line("micro_batch_compute", time.device_s, "s", Kind.MODELLED, source=ABOVE)
+    if layout.zero_stage >= 2:
+        beside = compute("beside", f.repeated_s, each_s=device, times=layout.micro_batches)
+    else:
+        # Gradients travel beside the last backward; gathered weights beside the first forward.
+        beside = compute("beside", f.shared_s, whole_s=device, share=0.67 if layout.zero_stage == 0 else 1.0)
+    return [
+        compute(
+            "data_parallel",
+            comm.exposed_s,
+            communication_s=communication,
+            compute_s=beside,
+            overlap=OVERLAP[recipe.framework] if recipe.overlap else NO_OVERLAP,
+            contention=_contention(replicas, layout, links),
+            children=(communication,),
+        )
+    ]
+
+
+def _contention(ranks: Num, layout: Layout, links: Links) -> Line:
+    """What hidden data-parallel communication costs: less where the network sets its pace."""
+    nodes = comm.group_nodes(ranks=ranks, stride=layout.tp, domain=links.island)
+    if is_scalar(nodes):
+        return NETWORK_CONTENTION if nodes > 1 else CONTENTION
+    return replace(CONTENTION, value=where(nodes > 1, NETWORK_CONTENTION.value, CONTENTION.value))
+
+
+def _gathered(stage: Stage, dense: Num, expert: Num, layout: Layout, recipe: Recipe) -> tuple[Num, Num]:
+    """Parameters a rank gathers, dense and expert: all at stage 3, else what the optimizer stepped.
+
+    A base that no stage divides (quantised, under DeepSpeed) is never gathered.
+    """
+    if layout.zero_stage < 3:
+        return dense, expert
+    if recipe.adapters is not None and not recipe.adapters.base_sharded:
+        tables, _ = rank_params(stage.embedding + stage.head, layout)
+        return tables + dense, expert
+    return rank_params(stage.params, layout)
+
+
+def _group_sync(
+    name: str,
+    trained: Num,
+    held: Num,
+    ranks: Num,
+    stride: Num,
+    units: int,
+    layout: Layout,
+    recipe: Recipe,
+    links: Links,
+) -> Line:
+    """Data-parallel traffic of one group of parameters over a step, unit by unit."""
+    group = {"ranks": ranks, "stride": stride}
+    gradient = compute(
+        "gradients", comm.gradient_message_bytes, params=trained / units, element_bytes=recipe.reduce_bytes
+    )
+    if layout.zero_stage == 0:
+        reduce = links.collective("all_reduce", "all_reduce", gradient, **group)
+        return compute(name, f.repeated_s, each_s=reduce, times=units)
+    weights = compute(
+        "weights", comm.weight_message_bytes, params=held / units, element_bytes=recipe.compute_bytes
+    )
+    scatter = links.collective("reduce_scatter", "reduce_scatter", gradient, **group)
+    gather = links.collective("all_gather", "all_gather", weights, **group)
+    # Stage 3 gathers for forward and again for backward; from stage 2 on gradients are divided, so every
+    # micro-batch reduces them. Stage 1 does both once per step.
+    gathers, scatters = 1, 1
+    if layout.zero_stage >= 2:
+        scatters = layout.micro_batches
+    if layout.zero_stage >= 3:
+        gathers = layout.micro_batches * (2 if recipe.reshard else 1)
+    return compute(
+        name,
+        comm.sharded_sync_s,
+        all_gather_s=gather,
+        reduce_scatter_s=scatter,
+        gathers=gathers,
+        scatters=scatters,
+        units=units,
+    )
+
+
+def _host_link(device: Device) -> Line:
+    """One-way rate between a GPU and its host: the superchip's link, else PCIe."""
+    gpu = device.gpu
+    if gpu.c2c_bandwidth is not None:
+        both = gpu.c2c_bandwidth.line("host_link")
+        return Line("host_link", both.value / 2, both.unit, both.kind, source=both.source, note="one way")
+    known = gpu.pcie_gen is not None
+    line = compute(
+        "host_link",
+        f.pcie_bytes_per_s,
+        generation=gpu.pcie_gen if known else DEFAULT_PCIE_GENERATION,
+        lanes=gpu.pcie_lanes or 16,
+    )
+    return line if known else replace(line, kind=Kind.ASSUMED, note="PCIe generation not known")
+
+
+def offload_lines(
+    graph: Graph, time: StageTime, layout: Layout, recipe: Recipe, device: Device
+) -> list[Line]:
+    """Copies of offloaded parameters and activations that computation cannot hide."""
+    copies: list[Line] = []
+    link = _host_link(device) if recipe.offload else None
+    if "parameters" in recipe.offload:
+        dense, expert = rank_params(time.stage.params, layout)
+        moved = compute(
+            "bytes",
+            comm.weight_message_bytes,
+            params=dense / layout.shard + expert / _expert_replicas(layout),
+            element_bytes=recipe.compute_bytes,
+        )
+        copy = compute("parameters", f.host_copy_s, bytes_moved=moved, link_bytes_per_s=link)
+        copies.append(compute("parameters", f.repeated_s, each_s=copy, times=2 * layout.micro_batches))
+    if "activations" in recipe.offload and time.stage.depth:
+        shape = stack_shape(graph, graph.trunk, layout, recipe)
+        moved = compute(
+            "bytes",
+            f.elementwise_bytes,
+            tokens=shape.tokens,
+            width=graph.trunk.hidden,
+            passes=2 * time.stage.depth,
+            element_bytes=recipe.activation_bytes,
+        )
+        copy = compute("activations", f.host_copy_s, bytes_moved=moved, link_bytes_per_s=link)
+        copies.append(compute("activations", f.repeated_s, each_s=copy, times=layout.micro_batches))
+    if not copies:
+        return []
+    computed = compute(
+        "compute",
+        f.repeated_s,
+        each_s=Line("micro_batch_compute", time.device_s, "s", Kind.MODELLED, source=ABOVE),
+        times=layout.micro_batches,
+    )
+    copied = total("copies", tuple(copies), unit="s")
+    return [
+        compute(
+            "offload",
+            comm.exposed_s,
+            communication_s=copied,
+            compute_s=computed,
+            overlap=OVERLAP[recipe.framework],
+            contention=COPY_CONTENTION,
+            children=(copied,),
+        )
+    ]
+
+
+def optimizer_line(stage: Stage, layout: Layout, recipe: Recipe, device: Device, ranks_per_node: int) -> Line:
+    """Clipping and the update of this rank's share of the parameters."""
+    dense, expert = _trained(stage, layout, recipe)
+    sharded = layout.zero_stage >= 1
+    local = dense / (layout.shard if sharded else 1) + expert / (_expert_replicas(layout) if sharded else 1)
+    if "optimizer" in recipe.offload:
+        return compute(
+            "optimizer",
+            f.host_update_s,
+            params=local,
+            gradient_bytes=recipe.gradient_bytes,
+            parameter_bytes=recipe.parameter_bytes,
+            state_bytes=recipe.optimizer_bytes,
+            link_bytes_per_s=_host_link(device),
+            ranks_per_node=ranks_per_node,
+            host_bytes_per_s=HOST_BANDWIDTH,
+        )
+    clip = compute(
+        "clip_bytes",
+        f.gradient_clip_bytes,
+        params=local,
+        gradient_bytes=recipe.gradient_bytes,
+        passes=6 if recipe.framework == "megatron" else 3,
+    )
+    update = compute(
+        "update_bytes",
+        f.optimizer_traffic_bytes,
+        params=local,
+        gradient_bytes=recipe.gradient_bytes,
+        state_bytes=recipe.optimizer_bytes,
+        parameter_bytes=recipe.parameter_bytes,
+        passes=OPTIMIZER_PASSES[recipe.kernels],
+    )
+    parts = [device.move("clip", clip), device.move("update", update)]
+    calls = _optimizer_calls(stage, recipe)
+    if calls:
+        # The host is the slower side on the many small tensors of the layers, not on the tables.
+        in_layers = sum(run.count * run.params.total for run in stage.layers) / stage.params.total
+        device_s = total("device", tuple(parts), unit="s")
+        parts.append(
+            compute(
+                "launch",
+                f.exposed_launch_s,
+                device_s=compute("layers", f.shared_s, whole_s=device_s, share=in_layers),
+                host_s=compute("host", f.launch_s, kernels=calls, kernel_launch_s=device.launch),
+            )
+        )
+    return total("optimizer", tuple(parts), unit="s")
+
+
+def _optimizer_calls(stage: Stage, recipe: Recipe) -> int:
+    """Host time of an optimizer that goes from tensor to tensor, in kernel launches.
+
+    It shows under loss scaling alone, which reads a flag back before every step; otherwise the host is
+    ahead. PyTorch updates all tensors at once since 2.0.
+    """
+    loops = recipe.framework in ("ddp", "hf") and recipe.year < FOREACH_YEAR and recipe.math == "fp16"
+    each = TENSOR_CALLS.get(recipe.optimizer, 0)
+    if not loops or not each:
+        return 0
+    return each * sum(run.count * block_tensors(run.block) for run in stage.layers)
