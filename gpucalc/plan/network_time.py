@@ -14,6 +14,7 @@ from gpucalc.plan.work import Device
 
 
 def whole_network(graph: Graph, layout: Layout, recipe: Recipe, device: Device) -> StageTime:
+    """One micro-batch of a network that is one stage, by operations and bytes moved."""
     network = graph.network
     assert network is not None
     if not network.forward_flops:

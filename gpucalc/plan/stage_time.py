@@ -77,6 +77,7 @@ class StageTime:
 
 
 def value_of(lines: list[Line]) -> Num:
+    """Seconds of these lines together."""
     result: Num = 0.0
     for line in lines:
         result = result + line.value
@@ -89,6 +90,7 @@ def composition(stage: Stage) -> Any:
 
 
 def stack_shape(graph: Graph, stack: Stack, layout: Layout, recipe: Recipe) -> Shape:
+    """Tokens, widths and types that a stack of layers computes with on one rank."""
     length: Num = stack.tokens if stack.tokens is not None else recipe.seq_len
     memory = length
     for other in graph.stacks:
