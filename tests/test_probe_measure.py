@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_nvml import H100, FakeNvml
+from fake_nvml import H100, RTX4090, FakeNvml
 
 from gpucalc.__main__ import main
 from gpucalc.errors import CannotMeasure, InputError
@@ -207,8 +207,11 @@ def free_port() -> int:
 def test_places_among_ranks() -> None:
     assert place({}) is None
     assert place({"RANK": "0", "WORLD_SIZE": "1"}) is None
-    slurm = {"SLURM_PROCID": "9", "SLURM_NTASKS": "16", "SLURM_LOCALID": "1", "SLURM_NTASKS_PER_NODE": "8"}
-    found = place({**slurm, "SLURM_STEP_NODELIST": "gpu[01-04,07],login", "SLURM_JOB_ID": "123456"})
+    batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "16", "SLURM_JOB_NODELIST": "gpu[01-02]"}
+    assert place(batch) is None  # the script itself, not a step of srun
+    slurm = {**batch, "SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_NUM_NODES": "2"}
+    slurm |= {"SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "gpu[01-04,07],login", "SLURM_JOB_ID": "123456"}
+    found = place(slurm)
     assert found is not None
     assert (found.rank, found.ranks, found.local_rank, found.nodes) == (9, 16, 1, 2)
     assert found.rendezvous == "tcp://gpu01:23456"
@@ -216,6 +219,7 @@ def test_places_among_ranks() -> None:
     found = place(torchrun)
     assert found is not None
     assert (found.rendezvous, found.nodes) == ("env://", None)
+    assert place({**torchrun, "LOCAL_WORLD_SIZE": "4"}).nodes == 2  # type: ignore[union-attr]
     for broken in ({"RANK": "8"}, {"RANK": "x"}, {"MASTER_ADDR": ""}):
         with pytest.raises(InputError):
             place({**torchrun, **broken})
@@ -280,3 +284,41 @@ def test_one_gpu_has_nobody_to_exchange_with(monkeypatch: pytest.MonkeyPatch) ->
         measure(Options(tasks=("comm",)), open_catalog(), environment={})
     with pytest.raises(InputError, match="more than the visible GPUs"):
         measure(Options(ranks=2), open_catalog(), environment={})
+
+
+def test_two_gpus_are_measured_by_two_processes_and_named_as_the_catalogue_has_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The way from the driver to the file, with the devices' own part replaced by its points."""
+    from gpucalc.catalog import open_catalog
+    from gpucalc.probe.command import Options, measure
+
+    started: list[Config] = []
+    software = {"kind": "software", "torch": "2.13.0", "name": "NVIDIA H100 80GB HBM3", "backend": "nccl"}
+    sizes = sweep("cuda", quick=True).message_bytes
+
+    def stands_in(config: Config, *, on_point: Any) -> Outcome:
+        started.append(config)
+        points: list[dict[str, Any]] = [{**software, "nccl": "2.27.3", "cuda": "12.8", "busy": None}]
+        if config.tasks == ("comm",):
+            for size in sizes:
+                one = {"kind": "comm", "op": "all_reduce", "ranks": 2, "bytes": size, "doubts": []}
+                points.append({**one, "seconds": 9e-6 + size / 300e9})
+        for point in points:
+            on_point(point)
+        return Outcome(tuple(points), None)
+
+    fake = FakeNvml([RTX4090, H100, H100])
+    monkeypatch.setattr("gpucalc.probe.command.library", lambda: fake)
+    monkeypatch.setattr("gpucalc.probe.command.find_spec", lambda _: True)
+    monkeypatch.setattr("gpucalc.probe.command.launch", stands_in)
+    options = Options(ranks=2, output=tmp_path / "h100.yaml")
+    result = measure(options, open_catalog(), environment={})
+    assert result is not None
+    assert [(config.tasks, config.ranks) for config in started] == [(("matmul", "copy"), 1), (("comm",), 2)]
+    found = read_calibration(result.path)
+    assert (found.machine.gpu, found.machine.gpus) == ("h100-sxm-80gb", 2)
+    assert (found.machine.driver, found.machine.nccl) == ("570.124.06", "2.27.3")
+    assert found.collectives is not None
+    held = open_catalog().cluster([(None, 2, "h100-sxm-80gb")]).intra.ramp.value
+    assert found.collectives.ops["all_reduce"].ramp.value == held  # a curve does not tell it

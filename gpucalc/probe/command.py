@@ -13,7 +13,7 @@ from typing import Any
 from gpucalc.catalog import Catalog
 from gpucalc.errors import CannotMeasure, GpucalcError, InputError, UnknownName
 from gpucalc.probe import overlay
-from gpucalc.probe.inventory import Inventory, inventory
+from gpucalc.probe.inventory import Card, Inventory, inventory
 from gpucalc.probe.launch import Outcome, launch
 from gpucalc.probe.nvml import INSTEAD, library
 from gpucalc.probe.place import Place, place
@@ -25,7 +25,7 @@ TASKS = ("matmul", "copy", "comm")
 DEVICES = ("cuda", "cpu")
 CPU_RANKS = 2
 MOST_RANKS = 64
-SHORTEST_S, LONGEST_S = 3.0, 3600.0
+SHORTEST_S, LONGEST_S = 10.0, 3600.0  # less would take the longest single step for a rank that stopped
 Told = Callable[[dict[str, Any]], None]
 
 
@@ -98,7 +98,7 @@ def measure(
     software = next((point for point in outcome.points if point["kind"] == "software"), None)
     if software is None:
         raise CannotMeasure(outcome.failure or "nothing was measured")
-    card = cards.cards[cards.visible[0]] if cards else None
+    card = _card(cards, software["name"]) if cards else None
     machine = MeasuredMachine(
         device="cuda" if cards else "cpu",
         name=software["name"],
@@ -123,6 +123,12 @@ def measure(
     path = options.output or _fresh_name(machine)
     path.write_text(found.yaml(), encoding="utf-8")
     return Result(found, path, outcome.failure)
+
+
+def _card(cards: Inventory, name: str) -> Card:
+    """The card torch calls its first: CUDA may number the cards in another order than the driver."""
+    seen = [cards.cards[index] for index in cards.visible]
+    return next((card for card in seen if card.value("name") == name), seen[0])
 
 
 def _ranks(options: Options, cards: Inventory | None) -> int:

@@ -23,6 +23,7 @@ BUSY_LOAD = 0.5  # load average per core above which a CPU has other work
 _DOUBTFUL_THROTTLES = {
     *("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake")
 }
+_MOST_STEPS = 2000  # of one sample; a graph of more takes longer to record than to measure
 _CPU_CACHE_BYTES = 64 * 2**20  # assumed: last-level caches of servers are about this large
 
 
@@ -67,6 +68,7 @@ class Device:
         else:
             self.place = self.torch.device("cpu")
             self.cache_bytes = _CPU_CACHE_BYTES
+        self.beat: Callable[[], None] = lambda: None  # called before each timed run: a sign of life
         self._nvml, self._handle = self._watch()
 
     def _watch(self) -> tuple[Any, Any]:
@@ -88,6 +90,7 @@ class Device:
 
     def timed(self, run: Callable[[], None]) -> float:
         """Seconds of one run, by the device's own clock where it has one."""
+        self.beat()
         if self.kind != "cuda":
             start = perf_counter()
             run()
@@ -99,9 +102,9 @@ class Device:
         last.synchronize()
         return float(first.elapsed_time(last)) / 1e3
 
-    def repeated(self, step: Callable[[int], None], times: int) -> Callable[[], None]:
-        """One call that runs the step so many times; on CUDA a graph, without the launching CPU's pace."""
-        if self.kind != "cuda":
+    def repeated(self, step: Callable[[int], None], times: int, *, graph: bool) -> Callable[[], None]:
+        """One call that runs the step so many times. A CUDA graph takes the launching CPU's pace out."""
+        if self.kind != "cuda" or not graph:
 
             def loop() -> None:
                 for number in range(times):
@@ -114,11 +117,11 @@ class Device:
         with torch.cuda.stream(side):  # libraries set themselves up outside the graph
             step(0)
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        recorded = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recorded):
             for number in range(times):
                 step(number)
-        return lambda: graph.replay()
+        return lambda: recorded.replay()
 
     def conditions(self) -> dict[str, Any]:
         """Clock and throttling right after a measurement; nothing for a CPU."""
@@ -164,15 +167,15 @@ def summary(times: Sequence[float], steps: int) -> Samples:
 
 
 def sample(
-    device: Device, step: Callable[[int], None], *, target_s: float, samples: int, most: int = 2000
+    device: Device, step: Callable[[int], None], *, target_s: float, samples: int, graph: bool = False
 ) -> Samples:
     """Medians of runs that last about `target_s` each, after a warm-up."""
     for number in range(2):
         step(number)
     device.synchronize()
     once = device.timed(lambda: step(0))
-    steps = min(most, max(1, round(target_s / max(once, 1e-7))))
-    run = device.repeated(step, steps)
+    steps = min(_MOST_STEPS, max(1, round(target_s / max(once, 1e-7))))
+    run = device.repeated(step, steps, graph=graph)
     run()
     device.synchronize()
     return summary([device.timed(run) for _ in range(samples)], steps)

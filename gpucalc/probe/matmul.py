@@ -48,7 +48,7 @@ def _point(device: Device, dtype: str, shape: Shape, plan: Sweep) -> dict[str, A
     device.synchronize()
     if device.timed(lambda: step(0)) > plan.longest_s:
         return None
-    taken = sample(device, step, target_s=plan.target_s, samples=plan.samples)
+    taken = sample(device, step, target_s=plan.target_s, samples=plan.samples, graph=True)
     state = device.conditions()
     rate = calibration.achieved_flops_per_s(flops=flops, elapsed_s=taken.median_s) if taken.median_s else 0.0
     return {

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 
 from gpucalc.errors import InputError
 
-# rank, ranks, rank on this node, ranks on this node. torchrun's names are also those of Kubernetes'
-# training operator and of Ray.
+# rank, ranks, rank on this node; ranks on this node and nodes, where the starter tells them. torchrun's
+# names are also those of Kubernetes' training operator and of Ray. Slurm's are those of a step: a batch
+# script has a rank and tasks too, and is one process.
 _NAMES = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES"),
     (
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "",
     ),
 )
 _PORTS = 10_000  # Slurm job numbers are spread over so many ports, from 20000 up
@@ -41,13 +43,13 @@ def place(environment: Mapping[str, str]) -> Place | None:
     for names in _NAMES:
         if not all(name in environment for name in names[:2]):
             continue
-        rank, ranks, local, each = (_number(environment, name) for name in names)
+        rank, ranks, local, each, nodes = (_number(environment, name) for name in names)
         if ranks < 2:
             continue
         if rank >= ranks:
             raise InputError(f"is not below {names[1]}={ranks}", where=names[0], given=rank)
-        nodes = -(-ranks // each) if each else None
-        return Place(rank, ranks, local, _rendezvous(environment), nodes)
+        told = nodes or (-(-ranks // each) if each else None)
+        return Place(rank, ranks, local, _rendezvous(environment), told)
     return None
 
 

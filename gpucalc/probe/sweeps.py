@@ -61,5 +61,5 @@ def sweep(device: str, *, quick: bool) -> Sweep:
         message_bytes=_powers(10, 28, 2) if quick else _between(10, 30),
         target_s=0.005 if quick else 0.05,
         samples=5 if quick else 9,
-        longest_s=0.5 if quick else 5.0,
+        longest_s=0.5 if quick else 2.0,
     )

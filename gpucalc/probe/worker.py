@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,13 @@ def points(
     yield {"kind": "software", **_software(device), "busy": device.busy()}
     for task, module in (("matmul", matmul), ("copy", copy)):
         if task in config.tasks:
-            for point in module.measure(device, plan):
-                say(task)
-                yield point
+            device.beat = partial(say, task)
+            yield from module.measure(device, plan)
     if "comm" in config.tasks:
         torch = device.torch
         torch.set_num_threads(1)  # ranks on one CPU would only get in each other's way
         backend = "nccl" if config.device == "cuda" else "gloo"
+        device.beat = lambda: None  # collectives say for themselves what they do
         say("the meeting of the ranks")
         extra = {"device_id": device.place} if config.device == "cuda" else {}
         torch.distributed.init_process_group(
@@ -129,7 +130,8 @@ def main(arguments: list[str]) -> int:
                 if rank == 0:
                     out.write(json.dumps(point) + "\n")
                     out.flush()
-                say("the pause between two measurements")
+                if point["kind"] == "software":
+                    say("the first measurement")
     except Exception as error:
         (folder / f"rank-{rank}.error").write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
         return 1
