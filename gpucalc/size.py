@@ -161,7 +161,7 @@ class Sizing:
             return ()
         limit = _price(best)[1] * (1 + PRICE_SPREAD) / (1 - PRICE_SPREAD)
         others: dict[str, Offer] = {}
-        for offer in sorted(self.meeting, key=_price):
+        for offer in sorted((o for o in self.meeting if o.level is best.level), key=_price):
             if offer.usd_per_gpu_hour is not None and offer.kind != best.kind and _price(offer)[1] < limit:
                 others.setdefault(offer.kind.gpu.id, offer)
         return tuple(others.values())
@@ -188,24 +188,23 @@ def size(job: ResolvedJob, catalog: Catalog, kinds: Sequence[Kind], targets: Tar
     for kind in sorted(kinds, key=lambda kind: -_peak(kind.gpu)):
         best: Offer | None = None  # of the kind so far
         for count in kind.counts:
-            reason: str | None = None
+            reason: str | None
             found: Offer | None = None
             try:
                 cluster = kind.cluster(catalog, count)
                 reason = _hopeless(job.run, subject, cluster, targets) or _beaten(
                     job.run, subject, cluster, targets, best, offers
                 )
-                if reason is None:
-                    found = _planned(job, catalog, subject, cluster, kind, targets, errors)
+                if reason is not None:
+                    skipped.append((_where(kind, count), reason))
+                    continue
+                found = _planned(job, catalog, subject, cluster, kind, targets, errors)
             except GpucalcError as error:
                 reason = str(error)
-            if best is not None and found is not None and found.works < best.works:
-                found = replace(best, gpus=count, usd_per_gpu_hour=_hourly(cluster))
+            if best is not None and (found is None or found.works < best.works):
+                found = replace(best, gpus=count)
             if found is None:
-                if best is not None and reason != BEATEN:
-                    offers.append(replace(best, gpus=count))
-                else:
-                    skipped.append((_where(kind, count), reason or "no layout is legal"))
+                skipped.append((_where(kind, count), reason or "no layout is legal"))
                 continue
             offers.append(found)
             slow = best is not None and best.holds and (found.rate or 0.0) < WORTH * (best.rate or 0.0)
@@ -305,8 +304,8 @@ def _ways(job: ResolvedJob) -> Iterator[TrainRun | ServeRun]:
 def _hopeless(run: TrainRun | ServeRun, subject: Subject, cluster: Cluster, targets: Targets) -> str | None:
     """Why no layout can do, by bounds no plan goes below; None where one may. Spares most of the plans.
 
-    Memory: the fewest bytes a parameter takes, over all GPUs together. Speed: every GPU at its highest
-    dense rate, two FLOPs a weight forward and four backward. Money is not a bound
+    Memory: the fewest bytes a parameter takes, over all GPUs together. Speed: every GPU
+    at its dense rate, two FLOPs a weight forward and four backward. Money is not a bound
     here but exact: the price of an hour is known before planning.
     """
     hourly = _hourly(cluster)
@@ -341,13 +340,14 @@ def _most_per_s(run: TrainRun | ServeRun, subject: Subject, cluster: Cluster) ->
         return None
     full = isinstance(run, TrainRun) and run.method == "full" and not run.frozen
     flops = (6 if full else 2) * float(subject.counts.matmul_params)
-    peak = sum(pool.count * _peak(pool.gpu) for pool in cluster.pools)
+    peak = sum(pool.count * _peak(pool.gpu, run) for pool in cluster.pools)
     return peak / flops if peak and flops else None
 
 
-def _peak(gpu: GpuSpec) -> float:
-    """The highest dense rate of a card in any precision."""
-    return max((figure.si for figure in gpu.peaks.values()), default=0.0)
+def _peak(gpu: GpuSpec, run: TrainRun | ServeRun | None = None) -> float:
+    """The dense rate of a card in the run's precision; where that says nothing, the highest in any."""
+    own = gpu.peak(run.precision) if isinstance(run, TrainRun) and run.precision in gpu.peaks else None
+    return float(own.value) if own is not None else max((f.si for f in gpu.peaks.values()), default=0.0)
 
 
 def _beaten(

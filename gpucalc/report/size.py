@@ -84,7 +84,7 @@ def _facts(offer: Offer) -> Iterator[str]:
 def _speed(offer: Offer) -> str:
     if offer.rate is None:
         return "speed not known"
-    unit = "output tokens/s" if offer.plan.serves else "tokens/s"
+    unit = f"output {_unit(offer)}" if offer.plan.serves else _unit(offer)
     said = f"{whole(round(offer.rate))} {unit} ± {percent(offer.error, 0)}"
     wall = offer.wall_s()
     return (
@@ -92,6 +92,14 @@ def _speed(offer: Offer) -> str:
         if wall is None
         else f"{seconds(wall)} ± {percent(offer.error, 0)} at {whole(round(offer.rate))} {unit}"
     )
+
+
+def _unit(offer: Offer) -> str:
+    """What is counted: tokens, or samples of a model that reads none."""
+    rates = offer.plan.throughput
+    if offer.plan.serves or rates is None or rates.child("tokens_per_s").value != rates.value:
+        return "tokens/s"
+    return "samples/s"
 
 
 def _money(offer: Offer) -> str:
@@ -104,7 +112,7 @@ def _money(offer: Offer) -> str:
     low, high = offer.total_usd(1, 1 - PRICE_SPREAD), offer.total_usd(1, 1 + PRICE_SPREAD)
     return (
         f"{said}, {_dollars(total)} in all"
-        f" ({_dollars(low or 0.0)} to {_dollars(high or 0.0)} with prices 20 % off)"
+        f" ({_dollars(low or 0.0)} to {_dollars(high or 0.0)} with prices ± 20 %)"
     )
 
 
@@ -129,7 +137,7 @@ def _sure(found: Sizing) -> Iterator[RenderableType]:
     others = found.as_cheap
     if others:
         names = ", ".join(_place(offer) for offer in others[:MOST_REASONS])
-        yield indent(Text(f"as cheap if prices are 20 % off: {names}"))
+        yield indent(Text(f"as cheap should prices differ by 20 %: {names}"))
 
 
 def _shown(found: Sizing, every: bool) -> Sequence[Offer]:
@@ -148,7 +156,8 @@ def _shown(found: Sizing, every: bool) -> Sequence[Offer]:
 
 def _table(offers: Sequence[Offer]) -> RenderableType:
     total = any(offer.wall_s() is not None for offer in offers)
-    names = ["fleet", "fits", "spare", "tokens/s", "±"]
+    units = {_unit(offer) for offer in offers if offer.rate is not None}
+    names = ["fleet", "fits", "spare", " ".join(units) or "tokens/s", "±"]
     names += ["time", "$/h", "$ in all", "meets"] if total else ["$/h", "meets"]
     right = range(2, len(names) - 1)
     table = columns(*names, right=right, whole=range(1, len(names)), gap=1 if total else 2)
@@ -191,8 +200,10 @@ def _layout(plan: Plan) -> str:
         f"{key} {getattr(layout, key)}" for key in ("tp", "pp", "cp", "ep", "dp") if _above(layout, key)
     ]
     engine = recipe.engine if plan.serves else recipe.framework
-    batch = [] if plan.serves else [f"micro_batch {layout.micro_batch}"]
-    return clean(", ".join([engine, *degrees, *batch]))
+    rest = [] if plan.serves else [f"micro_batch {layout.micro_batch}"]
+    if not plan.serves and recipe.recompute != "none":
+        rest.append(f"recompute {recipe.recompute}")
+    return clean(", ".join([engine, *degrees, *rest]))
 
 
 def _above(layout: Any, key: str) -> bool:

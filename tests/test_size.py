@@ -1,0 +1,417 @@
+"""Which GPUs to take: answers worked out again from plans, what must never happen, and the words."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpucalc import size as sizing
+from gpucalc.__main__ import main
+from gpucalc.catalog import open_catalog
+from gpucalc.errors import InputError
+from gpucalc.jobs import ResolvedJob, resolve
+from gpucalc.plan.answer import Level, Plan
+from gpucalc.plan.evaluate import Subject
+from gpucalc.planner import plan_job
+from gpucalc.size import BEATEN, Offer, Sizing, size
+from gpucalc.size_fleets import Kind, kinds
+from gpucalc.size_targets import Targets, parse_duration, parse_targets
+
+CATALOG = open_catalog()
+Capture = pytest.CaptureFixture[str]
+JOB = "models/llama-3-8b"
+FEW = ("a100-sxm-80gb", "h100-sxm-80gb", "l40s")
+TOKENS = 10_000_000_000
+
+
+def job_of(name: str = JOB, *sets: str, task: str | None = None) -> ResolvedJob:
+    return resolve(name, CATALOG, sets=sets, task=task, need_gpus=False)
+
+
+def alone(*gpus: str, most: int = 8) -> tuple[Kind, ...]:
+    """The GPUs in their default servers, without the clouds' instances."""
+    return tuple(kind for kind in kinds(CATALOG, gpus=gpus, most=most) if kind.system is None)
+
+
+def found_for(*gpus: str, most: int = 8, sets: tuple[str, ...] = (), **targets: Any) -> Sizing:
+    return size(job_of(JOB, *sets), CATALOG, alone(*gpus, most=most), Targets(**targets))
+
+
+def planned(gpu: str, count: int) -> Plan:
+    """The same fleet planned the way `plan` does, with the micro-batch left open."""
+    job = resolve(JOB, CATALOG, gpus=f"{count}x{gpu}", sets=("run.micro_batch=auto",))
+    return plan_job(job, CATALOG, advice=False)
+
+
+# -- the answers ----------------------------------------------------------------------------------
+
+
+def test_the_best_three_of_a_small_catalogue_worked_out_from_plans() -> None:
+    by_s = 10 * 86400.0
+    rows = []
+    for gpu in FEW:
+        for count in (1, 2, 4, 8):
+            plan = planned(gpu, count)
+            if plan.verdict.level is not Level.FITS:
+                continue
+            assert plan.throughput is not None
+            rate = float(plan.throughput.child("tokens_per_s").value)
+            wall = TOKENS / rate  # the last step is a part in 10^5 of it
+            hourly = float(CATALOG.cluster([(None, count, gpu)]).price_per_gpu_hour.value) * count  # type: ignore[union-attr]
+            if wall <= by_s:
+                rows.append((f"{count}x{gpu}", count, rate, wall / 3600 * hourly))
+    assert len(rows) > 3
+    found = found_for(*FEW, tokens=TOKENS, by_s=by_s)
+    assert {o.fleet for o in found.meeting if o.level is Level.FITS} == {row[0] for row in rows}
+    cheapest = min(rows, key=lambda row: row[3])
+    assert found.cheapest is not None
+    assert found.cheapest.fleet == cheapest[0]
+    assert found.cheapest.total_usd() == pytest.approx(cheapest[3], rel=1e-4)
+    assert found.fastest is not None
+    assert found.fastest.fleet == max(rows, key=lambda row: row[2])[0]
+    assert found.smallest is not None
+    assert found.smallest.gpus == min(row[1] for row in rows)
+    # Two H100 may hold it: said, but never put before what surely fits.
+    assert {o.fleet for o in found.meeting if o.level is Level.MARGINAL} == {"2xh100-sxm-80gb"}
+
+
+@pytest.mark.parametrize(("gpu", "gib"), [("b200-sxm", 178.0), ("l40s", 44.4)])
+def test_the_smallest_fleet_is_what_sixteen_bytes_a_parameter_need(gpu: str, gib: float) -> None:
+    # 8.03e9 parameters x 16 bytes of weights, gradients and Adam = 119.7 GiB; sizes are doublings.
+    least = math.ceil(8.03e9 * 16 / (gib * 2**30))
+    found = found_for(gpu)
+    assert found.smallest is not None
+    assert found.smallest.gpus == 2 ** math.ceil(math.log2(least))
+
+
+def test_without_a_budget_of_tokens_the_cheapest_is_by_the_hour() -> None:
+    found = found_for(*FEW)
+    assert found.cheapest is not None
+    hourly = [
+        offer.usd_per_hour
+        for offer in found.meeting
+        if offer.usd_per_hour is not None and offer.level is Level.FITS
+    ]
+    assert found.cheapest.usd_per_hour == min(hourly)
+    assert found.cheapest.total_usd() is None
+
+
+def test_wall_time_is_whole_steps_and_decides_at_the_deadline() -> None:
+    offer = next(o for o in found_for("h100-sxm-80gb", tokens=TOKENS).offers if o.gpus == 8)
+    plan = offer.plan
+    assert plan.time is not None
+    per_step = plan.layout.global_batch * 4096
+    wall = math.ceil(TOKENS / per_step) * float(plan.time.value)
+    assert offer.wall_s() == pytest.approx(wall, rel=1e-12)
+    for by_s, meets, holds in (
+        (wall * 0.999, False, False),
+        (wall * 1.001, True, False),  # within the expected error
+        (wall * (1 + offer.error) * 1.001, True, True),
+    ):
+        again = next(o for o in found_for("h100-sxm-80gb", tokens=TOKENS, by_s=by_s).offers if o.gpus == 8)
+        assert (again.meets, again.holds) == (meets, holds)
+
+
+def test_a_doubtful_answer_comes_with_one_that_holds() -> None:
+    first = found_for("h100-sxm-80gb", tokens=TOKENS)
+    four = next(offer for offer in first.offers if offer.gpus == 4)
+    wall = four.wall_s()
+    assert wall is not None
+    found = found_for("h100-sxm-80gb", most=4, tokens=TOKENS, by_s=wall * 1.01)
+    assert found.cheapest is not None
+    assert (found.cheapest.gpus, found.cheapest.holds) == (4, False)
+    assert found.cheapest_that_holds is None
+    wider = found_for("h100-sxm-80gb", tokens=TOKENS, by_s=wall * 1.01)
+    assert wider.cheapest_that_holds is not None
+    assert wider.cheapest_that_holds.gpus == 8
+
+
+def test_a_budget_counts_at_the_price_of_every_gpu() -> None:
+    eight = next(o for o in found_for("h100-sxm-80gb", tokens=TOKENS).offers if o.gpus == 8)
+    total = eight.total_usd()
+    assert total is not None
+    assert eight.total_usd(1, 1.2) == pytest.approx(1.2 * total)
+    tight = replace(eight, targets=Targets(tokens=TOKENS, budget_usd=total * 1.1))
+    assert not tight.too_dear()
+    assert tight.too_dear(1, 1.2)
+    assert replace(eight, targets=Targets(tokens=TOKENS, budget_usd=total * 0.9)).too_dear()
+    assert replace(eight, gpus=16).total_usd() == pytest.approx(2 * total)  # idle GPUs are paid for
+
+
+def test_a_deployment_is_sized_by_its_latencies() -> None:
+    fleets = alone("l4", "h100-sxm-80gb")
+    loose = size(job_of(JOB, task="serve"), CATALOG, fleets, Targets())
+    tight = size(job_of(JOB, "run.tpot_ms=12", task="serve"), CATALOG, fleets, Targets())
+    assert loose.cheapest is not None
+    assert loose.cheapest.kind.gpu.id == "l4"
+    assert tight.cheapest is not None
+    assert tight.cheapest.kind.gpu.id == "h100-sxm-80gb"
+    assert tight.cheapest.plan.time is not None
+    assert float(tight.cheapest.plan.time.value) <= 0.012
+    missed = [words for offer in tight.offers for words in offer.missed]
+    assert any("ms a token, 12 allowed" in words for words in missed)
+
+
+def test_requests_per_second_want_more_gpus() -> None:
+    job = job_of(JOB, "run.tpot_ms=30", task="serve")
+    counts = []
+    for requests in (1.0, 60.0, 1e6):
+        found = size(job, CATALOG, alone("h100-sxm-80gb"), Targets(requests_per_s=requests))
+        counts.append(found.smallest.gpus if found.smallest else None)
+    assert counts[0] is not None
+    assert counts[1] is not None
+    assert counts[0] < counts[1]
+    assert counts[2] is None
+
+
+# -- prices ---------------------------------------------------------------------------------------
+
+
+def test_a_missing_price_is_no_price() -> None:
+    found = found_for("rtx-4090", "h100-sxm-80gb", tokens=TOKENS)
+    unpriced = [offer for offer in found.offers if offer.kind.gpu.id == "rtx-4090"]
+    assert unpriced
+    assert all(offer.usd_per_hour is None and offer.total_usd() is None for offer in unpriced)
+    assert found.offers[-len(unpriced) :] == tuple(unpriced)  # last in the order of money
+    assert found.cheapest is not None
+    assert found.cheapest.kind.gpu.id == "h100-sxm-80gb"
+    only = found_for("rtx-4090", tokens=TOKENS)
+    assert only.meeting
+    assert only.cheapest is None
+    assert not found_for("rtx-4090", tokens=TOKENS, budget_usd=1e9).meeting
+
+
+def test_gpus_without_a_price_are_looked_at_when_asked_for() -> None:
+    usual = {kind.gpu.id for kind in kinds(CATALOG)}
+    assert "rtx-4090" not in usual
+    assert "rtx-4090" in {kind.gpu.id for kind in kinds(CATALOG, unpriced=True)}
+    assert "rtx-4090" in {kind.gpu.id for kind in kinds(CATALOG, arch="ada")}
+
+
+def test_instances_are_taken_whole_at_their_own_price() -> None:
+    by_system = {kind.system: kind for kind in kinds(CATALOG, cloud="AWS", gpus=("h100-sxm-80gb",), most=32)}
+    assert by_system["aws-p5.48xlarge"].counts == (8, 16, 32)
+    assert by_system["aws-p5.4xlarge"].counts == (1, 2, 4, 8, 16, 32)
+    price = by_system["aws-p5.48xlarge"].cluster(CATALOG, 8).price_per_gpu_hour
+    assert price is not None
+    assert price.value == 6.88
+    assert kinds(CATALOG, cloud="AWS", gpus=("h200-sxm-141gb",))[0].system == "aws-p5e.48xlarge"
+    # Nobody knows what this instance costs; what others ask for the card is not its price.
+    assert (
+        kinds(CATALOG, cloud="AWS", gpus=("h200-sxm-141gb",))[0].cluster(CATALOG, 8).price_per_gpu_hour
+        is None
+    )
+
+
+# -- what must never happen -----------------------------------------------------------------------
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    gpu=st.sampled_from(["a100-sxm-40gb", "h100-sxm-80gb", "l40s", "rtx-4090"]),
+    batch=st.sampled_from([None, 1, 3, 12, 64]),
+    days=st.sampled_from([None, 2.0, 20.0]),
+    framework=st.sampled_from(["fsdp", "deepspeed", "megatron"]),
+    method=st.sampled_from(["full", "lora"]),
+)
+def test_more_gpus_of_a_kind_never_turn_a_yes_into_a_no(
+    gpu: str, batch: int | None, days: float | None, framework: str, method: str
+) -> None:
+    sets = [f"run.framework={framework}", "run.seq_len=2048"]
+    sets += [f"run.global_batch={batch}"] if batch else []
+    sets += ["run.method=lora"] if method == "lora" and framework != "megatron" else []
+    targets = Targets(tokens=10**9, by_s=None if days is None else days * 86400)
+    found = size(job_of(JOB, *sets), CATALOG, alone(gpu, most=16), targets)
+    offers = sorted(found.offers, key=lambda offer: offer.gpus)
+    works = [offer.works for offer in offers]
+    assert works == sorted(works)
+    first = next((offer.gpus for offer in offers if offer.meets), None)
+    assert all(offer.meets for offer in offers if first is not None and offer.gpus >= first)
+    # A larger limit only adds fleets: what met the targets before still does.
+    smaller = size(job_of(JOB, *sets), CATALOG, alone(gpu, most=4), targets)
+    assert {offer.fleet for offer in smaller.meeting} <= {offer.fleet for offer in found.meeting}
+
+
+def test_a_batch_that_does_not_divide_leaves_gpus_idle() -> None:
+    # Adapters under FSDP: nothing but data parallelism, and four sequences keep four GPUs busy.
+    sets = ("run.global_batch=4", "run.framework=fsdp", "run.method=lora")
+    found = found_for("h100-sxm-80gb", sets=sets)
+    four = next(offer for offer in found.offers if offer.gpus == 4)
+    eight = next(offer for offer in found.offers if offer.gpus == 8)
+    assert four.used == eight.used == 4
+    assert eight.meets
+    assert eight.rate == four.rate
+    assert four.usd_per_hour is not None
+    assert eight.usd_per_hour == pytest.approx(2 * four.usd_per_hour)
+    assert found.smallest is not None
+    assert found.smallest.gpus < 8
+
+
+@pytest.mark.parametrize("sets", [(), ("run.framework=megatron",), ("run.optimizer=adamw-8bit",)], ids=str)
+def test_no_plan_goes_below_the_bounds_fleets_are_left_out_by(
+    sets: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(JOB, *sets)
+    subject = Subject.of(job.model)
+    targets = Targets(tokens=10**9, by_s=86400.0)
+    fleets = alone("l4", "h100-sxm-80gb", most=8)
+    hopeless = {
+        (kind.gpu.id, count)
+        for kind in fleets
+        for count in kind.counts
+        if sizing._hopeless(job.run, subject, kind.cluster(CATALOG, count), targets)
+    }
+    assert hopeless
+    monkeypatch.setattr(sizing, "_hopeless", lambda *_: None)
+    every = size(job, CATALOG, fleets, targets)
+    for offer in every.offers:
+        if (offer.kind.gpu.id, offer.gpus) in hopeless:
+            assert not offer.meets
+        most = sizing._most_per_s(job.run, subject, offer.kind.cluster(CATALOG, offer.used))
+        assert most is not None
+        assert offer.rate is None or offer.rate < most
+
+
+@pytest.mark.parametrize("tokens", [None, TOKENS])
+def test_fleets_left_unplanned_would_not_have_been_the_answer(
+    tokens: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ("b200-sxm", "l4", "a10g-24gb", "a100-sxm-80gb")
+    quick = found_for(*few, most=32, tokens=tokens)
+    assert any(reason == BEATEN for _, reason in quick.skipped)
+    monkeypatch.setattr(sizing, "_beaten", lambda *_: None)
+    slow = found_for(*few, most=32, tokens=tokens)
+    for name in ("cheapest", "fastest", "smallest"):
+        one: Offer = getattr(quick, name)
+        assert one.fleet == getattr(slow, name).fleet
+
+
+# -- words in -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"), [("36h", 36), ("30 days", 720), ("2.5d", 60), ("90min", 1.5), ("2 weeks", 336)]
+)
+def test_durations(text: str, hours: float) -> None:
+    assert parse_duration(text, "--by") == hours * 3600
+
+
+def test_counts_take_a_prefix_and_the_jobs_own_budget_stands() -> None:
+    assert parse_targets(job_of(), tokens="15T").tokens == 15 * 10**12
+    assert parse_targets(job_of(), tokens="2e9", by="1h").required_per_s == 2e9 / 3600
+    assert parse_targets(job_of(JOB, "run.tokens=5e9"), by="1h").tokens == 5 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--vendor", "nvidea"], "did you mean NVIDIA"),
+        (["--gpu", "h10"], "--gpu: unknown GPU"),
+        (["--cloud", "AVS"], "did you mean AWS"),
+        (["--arch", "hoper"], "did you mean hopper"),
+        (["--by", "5 days"], "goes with a token budget"),
+        (["--by", "5", "--tokens", "1B"], "is not a duration"),
+        (["--tokens", "many"], "is not a count"),
+        (["--tokens", "1e400"], "is not a count"),
+        (["--task", "serve", "--tokens", "1B"], "says nothing of a serve run"),
+        (["--requests", "5"], "says nothing of a train run"),
+        (["--budget", "nan", "--tokens", "1B"], "must be a number above 0"),
+        (["--max-price", "-1"], "must be a number above 0"),
+        (["--max-gpus", "0"], "must be a number of GPUs"),
+        (["--gpu", "h100-sxm-80gb", "--arch", "ampere"], "no GPU is left"),
+        (["--fleet", "nowhere.yaml"], "no such file"),
+        (["--fleet", "nowhere.yaml", "--cloud", "AWS"], "--cloud or --fleet"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_wrong_words_are_one_line_and_exit_2(words: list[str], said: str, capsys: Capture) -> None:
+    assert main(["size", JOB, *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_a_fleet_file_says_how_many_and_at_what_price(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text("available:\n- {gpus: 6xH100-SXM, usd_per_gpu_hour: 2.1}\n- {gpus: 2x4xL4}\n", "utf-8")
+    h100, l4 = kinds(CATALOG, fleet=path)
+    assert h100.counts == (1, 2, 4)
+    assert l4.counts == (1, 2, 4, 8)
+    found = size(job_of(), CATALOG, (h100,), Targets())
+    assert found.smallest is not None
+    assert found.smallest.usd_per_hour == pytest.approx(4 * 2.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("available: []", "available"),
+        ("have: []", "have"),
+        ("available:\n- {gpus: 4xA100+4xL4}", "names several GPU kinds"),
+        ("available:\n- {gpus: 4xH10O}", "available.0: unknown GPU"),
+        ("available:\n- {gpus: 8xA100-SXM-80GB, system: dgx-h100}", "holds h100-sxm-80gb"),
+        ("available:\n- {gpus: 8xL4, usd_per_gpu_hour: 0}", "usd_per_gpu_hour"),
+    ],
+)
+def test_a_bad_fleet_file_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(InputError, match=r"fleet\.yaml") as error:
+        kinds(CATALOG, fleet=path)
+    assert said in str(error.value)
+
+
+# -- words out ------------------------------------------------------------------------------------
+
+ARGUMENTS = ["size", JOB, "--gpu", "h100-sxm-80gb", "--gpu", "rtx-4090", "--tokens", "10B", "--by", "9 days"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("more", [[], ["--all"]], ids=["best", "all"])
+def test_the_table_keeps_its_width(
+    width: int, more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main([*ARGUMENTS, *more]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= width
+    assert "\x1b" not in out
+    assert ("no price" in out) == bool(more)
+    for word in ("cheapest", "fastest", "smallest", "10,000,000,000 tokens, within 9.0 days", "±"):
+        assert word in out
+
+
+def test_the_document_has_every_fleet(capsys: Capture) -> None:
+    assert main([*ARGUMENTS, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert next(iter(document)) == "schema_version"
+    assert document["met"] is True
+    assert document["targets"]["by_s"] == 9 * 86400
+    assert document["cheapest"]["total_usd"] > 0
+    fleets = document["fleets"]
+    assert any(row["usd_per_hour"] is None and row["total_usd"] is None for row in fleets)
+    far = document["fastest"]["far_end"]
+    assert far["wall_s"] > document["fastest"]["wall_s"] > document["fastest"]["near_end"]["wall_s"]
+    assert document["not_planned"]
+
+
+def test_nothing_meets_is_an_answer_and_no_with_strict(capsys: Capture) -> None:
+    words = ["size", JOB, "--gpu", "l4", "--max-gpus", "1"]
+    assert main(words) == 0
+    assert "No fleet looked at meets this." in capsys.readouterr().out
+    assert main([*words, "--strict"]) == 1
+
+
+def test_image_networks_are_sized_in_samples(capsys: Capture) -> None:
+    assert main(["size", "models/resnet-50", "--gpu", "l4", "--max-gpus", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "samples/s" in out
+    assert "tokens" not in out
