@@ -524,3 +524,11 @@ def test_long_prompts_were_profiled_whole_before_prefill_was_chunked() -> None:
         for version in ("0.5.3", "0.5.4")
     ]
     assert short[0].memory.kv_tokens.value == short[1].memory.kv_tokens.value
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_the_first_engine_sorted_whole_logits_on_every_rank(tp: int) -> None:
+    """vLLM pull request 10511: 1.26 GiB of activations for Llama-3-8B, on one GPU and on each of two."""
+    found = deployed("llama-3-8b", (tp, "a100-sxm-80gb"), version="0.6.4", tp=tp, max_model_len=8192)
+    peak = next(line for line in found.memory.tree.children if line.name == "activation_peak")
+    assert gib(peak.value) == pytest.approx(1.26, rel=0.02)
