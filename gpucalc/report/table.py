@@ -53,7 +53,7 @@ def plan(answer: Plan, rules: Sequence[Estimate] = ()) -> RenderableType:
         shown = serving.decode_pass(answer) if answer.serves else _time(answer.time, answer.binds)
         parts += [Text(), shown]
     if answer.throughput is not None:
-        parts += [Text(), heading("Throughput"), indent(_facts(answer.throughput, itself=True))]
+        parts += [Text(), heading("Throughput"), indent(_rates(answer, answer.throughput))]
         if answer.speed_error is not None:
             error, basis = answer.speed_error
             parts.append(
@@ -147,11 +147,19 @@ def _size(model: Line) -> str:
 
 
 def _recipe(recipe: Recipe) -> str:
-    words = [recipe.framework, recipe.precision, recipe.optimizer, f"attention {recipe.attention}"]
-    words += [f"recompute {recipe.recompute}", f"seq_len {recipe.seq_len}"]
+    words = [recipe.framework, recipe.precision, recipe.optimizer]
+    if _of_images(recipe):
+        words += [f"recompute {recipe.recompute}"]
+    else:
+        words += [f"attention {recipe.attention}", f"recompute {recipe.recompute}", f"seq_len {recipe.seq_len}"]
     if recipe.method != "full":
         words.insert(1, recipe.method)
     return ", ".join(clean(word) for word in words)
+
+
+def _of_images(recipe: Recipe) -> bool:
+    """Whether a sample is one image to the network, which has neither tokens nor attention."""
+    return bool(recipe.seq_len == 1)
 
 
 def _layout(layout: Layout) -> str:
@@ -229,10 +237,17 @@ def _time(step: Line, binds: str) -> RenderableType:
     return Group(heading(f"Time, bound by {binds}"), indent(table))
 
 
-def _facts(parent: Line, *, itself: bool = False) -> Table:
+def _rates(answer: Plan, throughput: Line) -> Table:
+    lines = (throughput, *throughput.children)
+    if not answer.serves and _of_images(answer.recipe):
+        lines = tuple(line for line in lines if not line.name.startswith("tokens_"))
+    return _facts(throughput, lines)
+
+
+def _facts(parent: Line, lines: tuple[Line, ...] | None = None) -> Table:
     """The children of a line that are no parts of a sum, one a row, with what they mean."""
     table = grid("left", "right", "left")
-    for line in (*((parent,) if itself else ()), *parent.children):
+    for line in parent.children if lines is None else lines:
         note = clean(line.note) if line.note and line is not parent else ""
         table.add_row(Text(label(line)), Text(quantity(line.value, line.unit)), Text(note, style=QUIET))
     return table
