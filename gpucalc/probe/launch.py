@@ -59,7 +59,8 @@ def _start(path: Path, rank: int, config: Config) -> subprocess.Popen[bytes]:
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
     if config.ranks > 1 and config.device == "cpu":
         env["OMP_NUM_THREADS"] = "1"
-        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine; its name may not resolve
+        if sys.platform == "linux":
+            env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine, whose name may not resolve
     log = (Path(config.folder) / f"rank-{rank}.log").open("wb")
     with log:
         return subprocess.Popen(
