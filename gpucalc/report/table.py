@@ -151,7 +151,11 @@ def _recipe(recipe: Recipe) -> str:
     if _of_images(recipe):
         words += [f"recompute {recipe.recompute}"]
     else:
-        words += [f"attention {recipe.attention}", f"recompute {recipe.recompute}", f"seq_len {recipe.seq_len}"]
+        words += [
+            f"attention {recipe.attention}",
+            f"recompute {recipe.recompute}",
+            f"seq_len {recipe.seq_len}",
+        ]
     if recipe.method != "full":
         words.insert(1, recipe.method)
     return ", ".join(clean(word) for word in words)
