@@ -256,7 +256,7 @@ def _planned(
         except (Infeasible, InputError) as error:
             refused = refused or error
             continue
-        if best is None or _ORDER[plan.verdict.level] > _ORDER[best.verdict.level]:
+        if best is None or _better(plan, best):
             best = plan
         if plan.verdict.level is Level.FITS:
             break
@@ -274,6 +274,14 @@ def _planned(
         missed_near=misses(best, job.run, targets, max(0.1, 1 - spread)),
         usd_per_gpu_hour=_hourly(cluster),
     )
+
+
+def _better(plan: Plan, than: Plan) -> bool:
+    """Whether a plan fits more surely; of two that do not fit, the one that lacks less."""
+    ours, theirs = plan.verdict, than.verdict
+    if ours.level is theirs.level is Level.DOES_NOT_FIT:
+        return ours.margin_bytes > theirs.margin_bytes
+    return _ORDER[ours.level] > _ORDER[theirs.level]
 
 
 def _ways(job: ResolvedJob) -> Iterator[TrainRun | ServeRun]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpucalc.errors import InputError
 from gpucalc.formulas import cost as money
 from gpucalc.jobs import ResolvedJob
-from gpucalc.plan.answer import Plan
+from gpucalc.plan.answer import Level, Plan
 from gpucalc.spec.job import MAX_TOKENS, ServeRun, TrainRun
 from gpucalc.units import seconds
 
@@ -139,6 +139,8 @@ def wall_s(plan: Plan, tokens: int, slower: float = 1.0) -> float:
 
 def misses(plan: Plan, run: TrainRun | ServeRun, targets: Targets, slower: float = 1.0) -> tuple[str, ...]:
     """The targets of speed a plan misses where everything takes `slower` times the estimate, in words."""
+    if plan.verdict.level is Level.DOES_NOT_FIT:
+        return ("does not fit",)
     if plan.throughput is None or plan.time is None:
         # A run whose speed nobody can tell is mostly one the card has no arithmetic for.
         return ("its speed is not known",)

@@ -406,7 +406,9 @@ def test_the_document_has_every_fleet(capsys: Capture) -> None:
 def test_nothing_meets_is_an_answer_and_no_with_strict(capsys: Capture) -> None:
     words = ["size", JOB, "--gpu", "l4", "--max-gpus", "1"]
     assert main(words) == 0
-    assert "No fleet looked at meets this." in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "No fleet looked at meets this." in out
+    assert "1xl4: what it must hold is 4.1 times its memory" in out
     assert main([*words, "--strict"]) == 1
 
 

@@ -23,7 +23,7 @@ def report(found: Sizing, *, every: bool = False) -> RenderableType:
     """The answer first, then the fleets behind it."""
     parts: list[RenderableType] = [heading(f"{found.name}: which GPUs to take"), Text(_asked(found), QUIET)]
     if not found.meeting:
-        parts += [Text(), Text("No fleet looked at meets this.")]
+        parts += [Text(), Text("No fleet looked at meets this."), *_why_none(found)]
     else:
         parts += [Text(), indent(_picks(found)), *_sure(found)]
     shown = _shown(found, every)
@@ -179,6 +179,26 @@ def _table(offers: Sequence[Offer]) -> RenderableType:
         row.append("surely" if offer.holds else "yes" if offer.meets else "no")
         table.add_row(*row)
     return table
+
+
+def _why_none(found: Sizing) -> Iterator[RenderableType]:
+    """What the nearest fleets miss, and why larger ones were not even planned."""
+    planned = _shown(found, every=False)
+    largest = max((offer.gpus for offer in planned), default=0)
+    lines = [f"{_place(offer)}: {_missed(offer)}" for offer in planned]
+    for fleet, why in sorted(found.skipped, key=lambda item: -int(item[0].partition("x")[0])):
+        if int(fleet.partition("x")[0]) > largest:
+            lines.append(f"{fleet}: {why}")
+    for line in lines[:MOST_REASONS]:
+        yield indent(Text(clean(line), QUIET))
+
+
+def _missed(offer: Offer) -> str:
+    if offer.missed:
+        return "; ".join(offer.missed)
+    if offer.usd_per_hour is None:
+        return "no price is known"
+    return f"costs {_money(offer)}"
 
 
 def _skipped(found: Sizing) -> Iterator[RenderableType]:
