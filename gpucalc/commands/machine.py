@@ -1,0 +1,130 @@
+"""Commands about a machine: probe, doctor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpucalc.commands.base import CatalogDir, Json, Sets, Task, app, draw, emit, emit_json, job_names
+from gpucalc.errors import ExitCode
+
+if TYPE_CHECKING:
+    pass
+
+
+@app.command("probe")
+def probe_command(
+    take_inventory: Annotated[
+        bool, typer.Option("--inventory", help="What the driver tells of every GPU; nothing is measured.")
+    ] = False,
+    matmul: Annotated[bool, typer.Option("--matmul", help="Products by element type and shape.")] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="Copies on it, to the host, to a peer.")] = False,
+    comm: Annotated[
+        bool, typer.Option("--comm", help="Collectives, one process per GPU; also under torchrun or srun.")
+    ] = False,
+    device: Annotated[str, typer.Option("--device", metavar="cuda|cpu", help="What is measured.")] = "cuda",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points; under a minute on a CPU.")] = False,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", metavar="N", help="Processes; all visible GPUs, or 2 on a CPU.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="A lost rank is reported within this.")
+    ] = 30.0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Calibration; named by date if not.")
+    ] = None,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine, for plan --calibration."""
+    from gpucalc.catalog import open_catalog
+    from gpucalc.errors import CannotMeasure, InputError
+    from gpucalc.probe import command
+    from gpucalc.report import probe
+
+    known = open_catalog(catalog)
+    asked = {"matmul": matmul, "copy": copy, "comm": comm}
+    if take_inventory:
+        if any(asked.values()) or device != "cuda":
+            raise InputError("stands alone: it reads the driver of NVIDIA GPUs", where="--inventory")
+        found = command.attached(known)
+        if as_json:
+            emit_json({"inventory": found.document()})
+        else:
+            draw(probe.inventory(found))
+        return
+    tasks = tuple(name for name, wanted in asked.items() if wanted) or command.TASKS
+    options = command.Options(tasks, device, quick, ranks, timeout, output)
+
+    def told(point: dict[str, Any]) -> None:
+        if words := probe.progress(point):
+            typer.echo(words, err=True)
+
+    result = command.measure(options, known, told=told)
+    if result is None:  # not the first rank of a program of several
+        return
+    if as_json:
+        body = result.calibration.model_dump(mode="json", exclude_none=True)
+        emit_json({"file": str(result.path), "failure": result.failure, "calibration": body})
+    else:
+        draw(probe.calibration(result.calibration))
+        emit(f"written to {result.path}: plan --calibration {result.path}")
+    if result.failure:
+        raise CannotMeasure(f"{result.failure}; what was measured until then is in {result.path}")
+
+
+@app.command("doctor")
+def doctor_command(
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="JOB", help="A job the machine has to carry.", autocompletion=job_names),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option("--system", metavar="FILE", help="A described server, or a system of the catalogue."),
+    ] = None,
+    psu: Annotated[
+        str | None,
+        typer.Option("--psu", metavar="2x1600", help="Power supplies; also 2x1600:redundant:12v=1440."),
+    ] = None,
+    inlet: Annotated[
+        float | None, typer.Option("--inlet", metavar="C", help="Hottest intake temperature.")
+    ] = None,
+    monitor: Annotated[
+        bool, typer.Option("--monitor", help="Print commands to run beside a job on this machine instead.")
+    ] = False,
+    lint: Annotated[
+        str | None,
+        typer.Option(
+            "--lint", metavar="FILE", help="Look at a launch script or the output of env; - reads it here."
+        ),
+    ] = None,
+    task: Task = None,
+    sets: Sets = None,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+) -> None:
+    """Is this machine or a described one fit, or what is wrong with a launch script; exit 1 on an error."""
+    from gpucalc.catalog import open_catalog
+    from gpucalc.doctor import command
+    from gpucalc.doctor.box import Attached
+
+    known = open_catalog(catalog)
+
+    def attached() -> Attached:
+        from gpucalc.probe import command as probe
+
+        return probe.attached(known)
+
+    flags = command.Flags(job, system, psu, inlet, monitor, lint, task, tuple(sets or ()))
+    answer = command.answer(flags, known, attached)
+    if as_json:
+        emit_json(answer.document())
+    else:
+        from gpucalc.report import doctor
+
+        draw(doctor.drawn(answer))
+    if answer.severe:
+        raise typer.Exit(ExitCode.NO)

@@ -1,0 +1,247 @@
+"""Commands that plan: plan, size, explain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpucalc.commands.base import (
+    CatalogDir,
+    Gpus,
+    Hub,
+    JobName,
+    Json,
+    ModelFlag,
+    Sets,
+    Task,
+    app,
+    draw,
+    emit,
+    emit_json,
+    names_of,
+    planned,
+)
+from gpucalc.errors import ExitCode
+
+if TYPE_CHECKING:
+    from gpucalc.calibration import CalibratedCatalog
+    from gpucalc.documents import Estimate
+
+
+@app.command("plan")
+def plan_command(
+    job: JobName,
+    gpus: Gpus = None,
+    model: ModelFlag = None,
+    task: Task = None,
+    sets: Sets = None,
+    hub: Hub = False,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when the plan does not fit.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the verdict alone.")] = False,
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            "--scale", metavar="N,N,...", help="Rate, efficiency and cost on these numbers of GPUs instead."
+        ),
+    ] = None,
+    rules: Annotated[
+        bool, typer.Option("--rules", help="Show every planning document's rule that applies, beside ours.")
+    ] = False,
+    calibration: Annotated[
+        Path | None,
+        typer.Option("--calibration", metavar="FILE", help="Plan with the constants gpucalc probe measured."),
+    ] = None,
+) -> None:
+    """Does JOB fit, how fast is it, what binds, what would help."""
+    from gpucalc.plan.answer import Level
+
+    if scale is not None:
+        if calibration is not None:
+            from gpucalc.errors import InputError
+
+            raise InputError("goes with one plan", where="--calibration", legal="without --scale")
+        _scaled(job, scale, gpus, task, sets, catalog, as_json=as_json, strict=strict)
+        return
+
+    measured: CalibratedCatalog | None = None
+    if calibration is not None:
+        from gpucalc.calibration import CalibratedCatalog
+        from gpucalc.catalog import roots
+
+        measured = CalibratedCatalog(roots(catalog), calibration)
+    answer, origin = planned(
+        job, gpus, task, sets, catalog, model=model, hub=hub, advice=not quiet, known=measured
+    )
+    if measured is not None:
+        origin = {**origin, "calibration": measured.document()}
+    told: tuple[Estimate, ...] = ()
+    if rules:
+        from gpucalc.catalog import open_catalog
+        from gpucalc.documents import estimates
+        from gpucalc.spec.fleet import parse_fleet
+
+        told = estimates(answer, open_catalog(catalog).cluster(parse_fleet(answer.fleet)))
+    if as_json:
+        from gpucalc.report import json
+
+        emit_json(json.plan(answer, origin, told))
+    else:
+        from gpucalc.report import table
+
+        draw(table.verdict(answer.verdict) if quiet else table.plan(answer, told))
+        if measured is not None and not quiet:
+            emit("\n".join(("", *measured.words())))
+    if strict and answer.verdict.level is Level.DOES_NOT_FIT:
+        raise typer.Exit(ExitCode.NO)
+
+
+def _scaled(
+    job: str,
+    sizes: str,
+    gpus: str | None,
+    task: str | None,
+    sets: list[str] | None,
+    catalog: Path | None,
+    *,
+    as_json: bool,
+    strict: bool,
+) -> None:
+    from gpucalc.catalog import open_catalog
+    from gpucalc.jobs import resolve
+    from gpucalc.planner import provenance
+    from gpucalc.scale import parse_sizes
+    from gpucalc.scale import scale as scaled
+
+    counts = parse_sizes(sizes)
+    known = open_catalog(catalog)
+    planned = resolve(job, known, gpus=gpus, task=task, sets=sets or ())
+    found = scaled(planned, known, counts)
+    if as_json:
+        emit_json({**found.document(), "provenance": provenance(planned, known)})
+    else:
+        from gpucalc.report import scaling
+
+        draw(scaling.report(found))
+    if strict and not found.runs:
+        raise typer.Exit(ExitCode.NO)
+
+
+@app.command("size")
+def size_command(
+    job: JobName,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="N", help="Tokens to train on, such as 15T or 2e9.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="TIME", help="Time they may take, such as 36h or 30 days.")
+    ] = None,
+    throughput: Annotated[
+        str | None, typer.Option("--throughput", metavar="N", help="Tokens per second, trained or put out.")
+    ] = None,
+    requests: Annotated[
+        float | None, typer.Option("--requests", metavar="N", help="Requests per second to serve.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", metavar="USD", help="At most this much for all the tokens.")
+    ] = None,
+    max_price: Annotated[
+        float | None, typer.Option("--max-price", metavar="USD", help="At most this much an hour.")
+    ] = None,
+    vendor: Annotated[str | None, typer.Option(metavar="NAME", help="Only this vendor's GPUs.")] = None,
+    cloud: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only systems of this provider, such as AWS.")
+    ] = None,
+    arch: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this architecture, such as hopper.")
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this GPU; repeatable.", autocompletion=names_of("gpus")),
+    ] = None,
+    fleet: Annotated[
+        Path | None, typer.Option("--fleet", metavar="FILE", help="Only what this file says is available.")
+    ] = None,
+    max_gpus: Annotated[
+        int, typer.Option("--max-gpus", metavar="N", help="The largest fleet looked at.")
+    ] = 64,
+    unpriced: Annotated[
+        bool, typer.Option("--unpriced", help="Also GPUs of which no price is known.")
+    ] = False,
+    task: Task = None,
+    model: ModelFlag = None,
+    sets: Sets = None,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when no fleet meets it.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List every fleet that was planned.")] = False,
+) -> None:
+    """The cheapest, fastest and smallest fleets that meet JOB's targets; its own GPUs do not count."""
+    from gpucalc.catalog import open_catalog
+    from gpucalc.jobs import resolve
+    from gpucalc.planner import provenance
+    from gpucalc.report import size as report
+    from gpucalc.size import size
+    from gpucalc.size_fleets import kinds
+    from gpucalc.size_targets import parse_targets
+
+    known = open_catalog(catalog)
+    resolved = resolve(job, known, model=model, task=task, sets=sets or (), need_gpus=False)
+    targets = parse_targets(
+        resolved,
+        tokens=tokens,
+        by=by,
+        throughput=throughput,
+        requests=requests,
+        budget=budget,
+        max_price=max_price,
+    )
+    offered = kinds(
+        known,
+        vendor=vendor,
+        cloud=cloud,
+        arch=arch,
+        gpus=gpu or (),
+        fleet=fleet,
+        most=max_gpus,
+        unpriced=unpriced,
+    )
+    found = size(resolved, known, offered, targets)
+    if as_json:
+        emit_json({**report.document(found), "provenance": provenance(resolved, known)})
+    else:
+        draw(report.report(found, every=every))
+    if strict and not found.meeting:
+        raise typer.Exit(ExitCode.NO)
+
+
+@app.command("explain")
+def explain_command(
+    job: JobName,
+    line: Annotated[
+        str, typer.Argument(metavar="LINE", help="Dotted path of a line of the plan, or the end of one.")
+    ],
+    gpus: Gpus = None,
+    model: ModelFlag = None,
+    task: Task = None,
+    sets: Sets = None,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show one number of JOB's plan as formula, values and source."""
+    from gpucalc.explain import explain
+
+    answer, _ = planned(job, gpus, task, sets, catalog, model=model, advice=False)
+    verdict = answer.verdict
+    found = explain(answer.root, line, prefer=(f"stage_{verdict.stage}", verdict.phase))
+    if as_json:
+        from gpucalc.report import json
+
+        emit_json(json.explanation(found))
+    else:
+        from gpucalc.report import table
+
+        draw(table.explanation(found))
