@@ -46,6 +46,10 @@ def advised(
         for title, changes in _changes(plan, run)
         if (action := _tried(plan, subject, run, cluster, title, changes, errors)) is not None
     ]
+    seen: dict[str, Action] = {}
+    for action in actions:  # the best layout may be the job's own
+        seen.setdefault(str(sorted(action.changes.items())), action)
+    actions = list(seen.values())
     if plan.verdict.level is Level.FITS:
         speed = _speed(plan)
         kept = [a for a in actions if a.level is Level.FITS and (a.tokens_per_s or 0) > speed * WORTH_SPEED]
