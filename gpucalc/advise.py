@@ -126,7 +126,8 @@ def smallest_fleet(
             # A host nobody described makes a plan marginal; the question here is of cards.
             if verdict.level is Level.FITS or (verdict.level is Level.MARGINAL and verdict.binds == HOST):
                 title = f"{count} x {other.pools[0].gpu.name}, {open_run.framework}"
-                return _action(title, {"gpus": fleet, **_layout_changes(found, run)}, found)
+                changes = _layout_changes(found, run) | _opened_changes(open_run, run, found)
+                return _action(title, {"gpus": fleet, **changes}, found)
     return None
 
 
@@ -145,6 +146,20 @@ def open_runs(run: TrainRun) -> Iterator[TrainRun]:
         free = {"tp": "auto", "pp": "auto", "ep": "auto", "etp": 1, "zero_stage": 1, "attention": "flash"}
         megatron = {"framework": "megatron", "pipeline_split": "uneven", "offload": "none"}
         yield run.model_copy(update={**base, **free, **megatron, "optimizer": "adam"})
+
+
+def _opened_changes(opened: TrainRun, run: TrainRun, found: Plan) -> dict[str, Any]:
+    """What `open_runs` set beside the layout, so that the keys given plan what was found."""
+    keys = ["micro_batch", "offload"]
+    if run.optimizer not in ("adam", "adamw", "adamw-fused"):
+        keys.append("optimizer")
+    if run.attention == "eager":
+        keys.append("attention")
+    if found.layout.pp > 1:
+        keys.append("pipeline_split")
+    if run.reshard_after_forward is False and opened.framework in ("fsdp", "torchtitan"):
+        keys.append("reshard_after_forward")
+    return {f"run.{key}": getattr(opened, key) for key in keys if getattr(opened, key) != getattr(run, key)}
 
 
 def _layout_changes(plan: Plan, run: TrainRun) -> dict[str, Any]:
