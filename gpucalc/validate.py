@@ -69,8 +69,8 @@ class Bounds:
     Collectives promise a mean, over groups and over values alike: 1 MB and more, and below.
     """
 
-    peak_memory_median: float = 0.10
-    throughput_median: float = 0.20
+    peak_memory_median: float = 0.08
+    throughput_median: float = 0.10
     collective_large_mean: float = 0.10
     collective_small_mean: float = 0.20
     skipped: float = 0.20
