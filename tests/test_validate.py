@@ -189,7 +189,7 @@ def test_broken_promises_are_named() -> None:
     report = Report(
         10, (point(1.5), point(1.01, quantity="peak_memory")), (Skipped("x", "throughput", "why", "g"),), ()
     )
-    assert report.broken(Bounds(skipped=0.5)) == ("throughput: median error 50.0% is above 20%",)
+    assert report.broken(Bounds(skipped=0.5)) == ("throughput: median error 50.0% is above 10%",)
     assert any("1 of 10 rows skipped" in text for text in report.broken(Bounds(skipped=0.05)))
 
 
