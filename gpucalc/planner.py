@@ -14,8 +14,8 @@ from gpucalc.advise import advised
 from gpucalc.catalog import Catalog
 from gpucalc.jobs import ResolvedJob
 from gpucalc.plan.answer import Assumption, Level, Plan
-from gpucalc.plan.evaluate import ErrorTable, Subject
-from gpucalc.search import best_run, plan_best
+from gpucalc.plan.evaluate import ErrorTable, Subject, evaluate
+from gpucalc.search import best_run, with_chosen
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import TrainRun
@@ -73,20 +73,20 @@ def plan_job(
             errors=errors,
         )
     run, assumptions = _runnable_precision(run, assumptions, cluster)
-    plan = plan_best(
+    settled, chosen = best_run(subject, run, cluster, errors)
+    plan = evaluate(
         subject,
-        run,
+        settled,
         cluster,
         name=job.name,
         fleet=str(job.fleet),
-        assumptions=assumptions,
+        assumptions=with_chosen(assumptions, chosen),
         notes=job.notes,
         errors=errors,
         always_time=always_time,
     )
     if not advice:
         return plan
-    settled, _ = best_run(subject, run, cluster, errors)
     return advised(
         plan,
         subject,

@@ -213,6 +213,14 @@ def _options(key: str, subject: Subject, run: TrainRun, cluster: Cluster) -> lis
     raise InputError("cannot be searched", key=f"run.{key}")
 
 
+def with_chosen(
+    assumptions: tuple[Assumption, ...], chosen: tuple[Assumption, ...]
+) -> tuple[Assumption, ...]:
+    """What was assumed before a search, less what it settled, then that."""
+    keys = {item.key for item in chosen}
+    return (*(item for item in assumptions if item.key not in keys), *chosen)
+
+
 def plan_best(
     subject: Subject,
     run: TrainRun,
@@ -227,15 +235,13 @@ def plan_best(
 ) -> Plan:
     """The plan of a run, whatever it leaves auto settled first."""
     settled, chosen = best_run(subject, run, cluster, errors)
-    keys = {item.key for item in chosen}
-    stated = tuple(item for item in assumptions if item.key not in keys)
     return evaluate(
         subject,
         settled,
         cluster,
         name=name,
         fleet=fleet,
-        assumptions=(*stated, *chosen),
+        assumptions=with_chosen(assumptions, chosen),
         notes=notes,
         errors=errors,
         always_time=always_time,
