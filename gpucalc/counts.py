@@ -114,15 +114,6 @@ def block_linears(block: Block) -> Iterator[Linear]:
             yield from part.linears
 
 
-def block_vectors(block: Block) -> Iterator[Vector]:
-    """Every parameter of one layer that enters no matrix product, norms included."""
-    yield from (Vector(f"{norm.name}_norm", norm.params) for norm in block.norms)
-    yield from block.vectors
-    for part in (block.mixer, block.cross, block.ffn, block.beside):
-        if part is not None:
-            yield from part.vectors
-
-
 def linears_of(graph: Graph) -> Iterator[tuple[Linear, int]]:
     """Every linear layer of a graph and how many layers have it, vocabulary matrices aside."""
     for stack in graph.stacks:

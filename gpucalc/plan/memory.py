@@ -21,8 +21,6 @@ from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.rank import Rank
 from gpucalc.plan.stages import stages
 
-PHASES = ("load", "forward", "loss", "backward", "step")
-
 # Tensors made once and kept: the caching allocator adds little to them.
 _LASTING = frozenset(
     {

@@ -64,16 +64,6 @@ SECOND_FLASH_YEAR = 2023  # FlashAttention-2 came out in July
 LOW_PRECISION = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """A run with nothing left open."""
-
-    run: TrainRun
-    recipe: Recipe
-    layout: Layout
-    assumptions: tuple[Assumption, ...]
-
-
 def settle(run: TrainRun) -> tuple[TrainRun, tuple[Assumption, ...]]:
     """The run with its layout-independent defaults filled, and what was filled."""
     filled, defaults = with_defaults(run)

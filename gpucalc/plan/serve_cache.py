@@ -11,7 +11,6 @@ from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe
 from gpucalc.plan.stages import Stage
 from gpucalc.spec.engine import EngineEra
 
-CONV_BYTES = 2
 PAGE_STEP = 16  # attention blocks grow in steps of this where state pages are larger
 CLOSE_SIZES = 1.25  # groups this close in size are padded to the larger
 

@@ -6,7 +6,6 @@ choose the type tensor by tensor; the rules are those of llama.cpp's quantiser.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gpucalc.counts import count
@@ -230,9 +229,6 @@ def _published(dtype: str, kept: float, spec: ModelSpec) -> tuple[WeightFormat, 
 
 
 # -- GGUF -----------------------------------------------------------------------------------------
-
-_Share = Callable[[int], float]
-
 
 def gguf(name: str, graph: Graph) -> WeightFormat:
     """The bytes of a GGUF mix for one model. Raises UnknownName."""
