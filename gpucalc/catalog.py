@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -66,6 +66,7 @@ _PUNCTUATION = re.compile(r"(?!(?<=[0-9])\.(?=[0-9]))[^a-z0-9]")
 _NAMES = re.compile(r"^(aliases|default_for):[ \t]*(.*)$", re.MULTILINE)
 
 S = TypeVar("S", bound=Spec)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -584,6 +585,19 @@ def _scaled(figure: Figure, factor: float, note: str | None = None) -> Figure:
 
 def _reach(pool: Pool) -> float:
     return pool.intra.terms("all_reduce", max(pool.gpus_per_node, 2)).bus_bytes_per_s
+
+
+def entries_with(entries: Iterable[T], flag: str, wanted: str | None, of: Callable[[T], str]) -> list[T]:
+    """The entries with that value; a value no entry has is an error, not an empty list."""
+    entries = list(entries)
+    if wanted is None:
+        return entries
+    kept = [entry for entry in entries if of(entry).casefold() == wanted.casefold()]
+    if not kept:
+        legal = sorted({of(entry) for entry in entries})
+        near = nearest(wanted, legal)
+        raise UnknownName("no entry has this value", where=flag, given=wanted, legal=legal, near=near)
+    return kept
 
 
 def _smallest(lines: Sequence[Line | None]) -> Line | None:

@@ -7,13 +7,12 @@ there is: raising a limit only adds fleets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
-from gpucalc.catalog import Catalog
-from gpucalc.errors import InputError, UnknownName, nearest
+from gpucalc.catalog import Catalog, entries_with
+from gpucalc.errors import InputError, UnknownName
 from gpucalc.line import Kind as LineKind
 from gpucalc.line import Line
 from gpucalc.spec.available import Available
@@ -22,8 +21,6 @@ from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.system import SystemSpec
 from gpucalc.spec.yamlio import load_yaml
-
-T = TypeVar("T")
 
 MOST_GPUS = 64  # of one fleet, where nobody states a limit
 
@@ -100,7 +97,7 @@ def kinds(
         ("--vendor", vendor, lambda kind: kind.gpu.vendor),
         ("--arch", arch, lambda kind: kind.gpu.arch),
     ):
-        found = _only(found, flag, value, of)
+        found = entries_with(found, flag, value, of)
     if wanted:
         found = [kind for kind in found if kind.gpu.id in wanted]
     if not (unpriced or named):
@@ -122,7 +119,7 @@ def _gpu(catalog: Catalog, name: str) -> str:
 def _catalogue(catalog: Catalog, cloud: str | None, most: int) -> list[Kind]:
     systems = [catalog.system(name) for name in catalog.names("systems")]
     if cloud is not None:
-        chosen = _only(systems, "--cloud", cloud, lambda system: system.provider)
+        chosen = entries_with(systems, "--cloud", cloud, lambda system: system.provider)
         return [_rented(catalog, system, most) for system in chosen]
     cards = [catalog.gpu(name)[0] for name in catalog.names("gpus")]
     alone = [Kind(gpu, None, 1, None, most) for gpu in cards]
@@ -162,16 +159,3 @@ def _own(catalog: Catalog, path: str | Path, most: int) -> list[Kind]:
         else:
             found.append(Kind(gpu, system.id, 1, system.gpus_per_node, limit, price))
     return found
-
-
-def _only(entries: Iterable[T], flag: str, wanted: str | None, of: Callable[[T], str]) -> list[T]:
-    """The entries with that value; a value no entry has is an error, not an empty list."""
-    entries = list(entries)
-    if wanted is None:
-        return entries
-    kept = [entry for entry in entries if of(entry).casefold() == wanted.casefold()]
-    if not kept:
-        legal = sorted({of(entry) for entry in entries})
-        near = nearest(wanted, legal)
-        raise UnknownName("no entry has this value", where=flag, given=wanted, legal=legal, near=near)
-    return kept

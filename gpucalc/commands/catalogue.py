@@ -20,7 +20,6 @@ from gpucalc.commands.base import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
 
     from gpucalc.counts import Counts
     from gpucalc.spec.model import ModelSpec
@@ -90,12 +89,12 @@ def gpus_list(
     as_json: Json = False,
 ) -> None:
     """List the GPUs of the catalogue."""
-    from gpucalc.catalog import open_catalog
+    from gpucalc.catalog import entries_with, open_catalog
 
     at_least = _size(min_memory, "--min-memory")
     entries = [open_catalog(catalog).gpu(name)[0] for name in open_catalog(catalog).names("gpus")]
-    entries = _only(entries, "--vendor", vendor, lambda gpu: gpu.vendor)
-    entries = _only(entries, "--arch", arch, lambda gpu: gpu.arch)
+    entries = entries_with(entries, "--vendor", vendor, lambda gpu: gpu.vendor)
+    entries = entries_with(entries, "--arch", arch, lambda gpu: gpu.arch)
     entries = [gpu for gpu in entries if gpu.memory_label.si >= at_least]
     _entries(entries, "gpus", as_json)
 
@@ -120,14 +119,14 @@ def systems_list(
     as_json: Json = False,
 ) -> None:
     """List the systems of the catalogue."""
-    from gpucalc.catalog import open_catalog
+    from gpucalc.catalog import entries_with, open_catalog
 
     known = open_catalog(catalog)
     entries = [known.system(name) for name in known.names("systems")]
     if gpu is not None:
         wanted = known.gpu(gpu)[0].id
         entries = [system for system in entries if system.gpu == wanted]
-    entries = _only(entries, "--provider", provider, lambda system: system.provider)
+    entries = entries_with(entries, "--provider", provider, lambda system: system.provider)
     _entries(entries, "systems", as_json)
 
 
@@ -151,12 +150,12 @@ def models_list(
     as_json: Json = False,
 ) -> None:
     """List the models of the catalogue, with parameters counted from the architecture."""
-    from gpucalc.catalog import open_catalog
+    from gpucalc.catalog import entries_with, open_catalog
 
     known = open_catalog(catalog)
     specs = [known.model(name) for name in known.names("models")]
-    specs = _only(specs, "--family", family, lambda spec: spec.family or "")
-    specs = _only(specs, "--kind", kind, lambda spec: spec.kind or "")
+    specs = entries_with(specs, "--family", family, lambda spec: spec.family or "")
+    specs = entries_with(specs, "--kind", kind, lambda spec: spec.kind or "")
     described = [_described(spec) for spec in specs]
     if as_json:
         emit_json({"models": described})
@@ -280,20 +279,6 @@ def _comparison(kind: str, a: str, b: str, folder: Path | None, as_json: bool) -
         from gpucalc.report import catalogue
 
         draw(catalogue.comparison(first, second))
-
-
-def _only(entries: list[Any], flag: str, wanted: str | None, of: Callable[[Any], str]) -> list[Any]:
-    """The entries with that value; a value no entry has is an error, not an empty list."""
-    if wanted is None:
-        return entries
-    kept = [entry for entry in entries if of(entry).casefold() == wanted.casefold()]
-    if not kept:
-        from gpucalc.errors import UnknownName, nearest
-
-        legal = sorted({of(entry) for entry in entries})
-        near = nearest(wanted, legal)
-        raise UnknownName("no entry has this value", where=flag, given=wanted, legal=legal, near=near)
-    return kept
 
 
 def _size(text: str | None, flag: str) -> float:
