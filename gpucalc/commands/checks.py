@@ -12,7 +12,9 @@ from gpucalc.commands.base import CatalogDir, Gpus, Json, Sets, Task, app, draw,
 from gpucalc.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from rich.console import RenderableType
 
 
 @app.command("check")
@@ -56,19 +58,7 @@ def check_command(
     known = read_baseline(baseline) if baseline is not None else None
     report = check(files, open_catalog(catalog), baseline=known)
 
-    def text(name: str) -> str:
-        if name != "table":
-            return writers.WRITERS[name](report)
-        from gpucalc.report.screen import render
-
-        return render(writers.table(report, quiet=quiet), color=False)
-
-    report_files.write({path: text(name) for name, path in places if path is not None})
-    shown = next((name for name, path in places if path is None), "table")
-    if shown == "table":
-        draw(writers.table(report, quiet=quiet))
-    else:
-        emit(text(shown))
+    _deliver(places, lambda name: writers.WRITERS[name](report), lambda: writers.table(report, quiet=quiet))
     raise typer.Exit(report.exit_code(strict=strict))
 
 
@@ -129,18 +119,9 @@ def diff_command(
             from gpucalc.report import json
 
             return json.text(answers.difference_document(found), indent=2)
-        if name == "markdown":
-            return answers.difference_markdown(found, every=every)
-        from gpucalc.report.screen import render
+        return answers.difference_markdown(found, every=every)
 
-        return render(answers.difference_table(found, every=every), color=False)
-
-    report_files.write({path: text(name) for name, path in places if path is not None})
-    shown = next((name for name, path in places if path is None), "table")
-    if shown == "table":
-        draw(answers.difference_table(found, every=every))
-    else:
-        emit(text(shown))
+    _deliver(places, text, lambda: answers.difference_table(found, every=every))
     if strict and found.regressions:
         raise typer.Exit(ExitCode.NO)
 
@@ -197,6 +178,24 @@ def schema_command(
         near = nearest(name, NAMES)
         raise UnknownName("no schema of that name", where="NAME", given=name, legal=NAMES, near=near)
     emit(json.dumps(schema(name), indent=2))
+
+
+def _deliver(
+    places: list[tuple[str, Path | None]], text: Callable[[str], str], table: Callable[[], RenderableType]
+) -> None:
+    """Each format to its file, then one to the screen: the table, where no other is asked for."""
+    from gpucalc.report import files as report_files
+    from gpucalc.report.screen import render
+
+    def written(name: str) -> str:
+        return render(table(), color=False) if name == "table" else text(name)
+
+    report_files.write({path: written(name) for name, path in places if path is not None})
+    shown = next((name for name, path in places if path is None), "table")
+    if shown == "table":
+        draw(table())
+    else:
+        emit(text(shown))
 
 
 def _report_places(
