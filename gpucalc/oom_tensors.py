@@ -85,17 +85,18 @@ def _logits(graph: Graph, plan: Plan) -> Iterator[Tensor]:
     layout, sequences = plan.layout, plan.layout.micro_batch
     counts = {"": _tokens(plan), ", last token dropped": sequences * (plan.recipe.seq_len / layout.cp - 1)}
     for words, tokens in counts.items():
-        for element, kind in TYPES:
-            line = _line(
-                "logits",
-                size.logits_tensor_bytes,
-                tokens=tokens,
-                vocab=graph.head.vocab,
-                element_bytes=element,
-                tp=layout.tp,
-            )
+        for element, kind, line in _logit_lines(graph.head.vocab, tokens, layout.tp):
             name = f"logits in {kind} (tokens x vocabulary x {element}{words})"
             yield Tensor(name, ("loss", "backward"), 1 if words else 0, line)
+
+
+def _logit_lines(vocab: int, tokens: float, tp: int) -> Iterator[tuple[int, str, Line]]:
+    """Logits of so many tokens in each type: its bytes, its name and the tensor's size."""
+    for element, kind in TYPES:
+        line = _line(
+            "logits", size.logits_tensor_bytes, tokens=tokens, vocab=vocab, element_bytes=element, tp=tp
+        )
+        yield element, kind, line
 
 
 def _tables(graph: Graph, plan: Plan) -> Iterator[Tensor]:
@@ -235,15 +236,7 @@ def _served(subject: Subject, plan: Plan) -> Iterator[Tensor]:
             "max_num_batched_tokens": recipe.max_num_batched_tokens,
         }
         for words, tokens in counts.items():
-            for element, kind in TYPES:
-                line = _line(
-                    "logits",
-                    size.logits_tensor_bytes,
-                    tokens=tokens,
-                    vocab=graph.head.vocab,
-                    element_bytes=element,
-                    tp=layout.tp,
-                )
+            for _, kind, line in _logit_lines(graph.head.vocab, tokens, layout.tp):
                 yield Tensor(f"logits of {words} rows in {kind}", ("serve",), 1, line)
     for linear in (linear for block in graph.trunk.blocks for linear in block_linears(block)):
         for element, kind in TYPES:
