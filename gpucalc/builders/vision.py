@@ -302,24 +302,30 @@ def _llama4(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, .
     return stack, projector, ()
 
 
-def _qwen(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
-    """Frames in pairs, rotary and learned positions; 2 x 2 patches are merged into one token."""
-    assert t.patch is not None
-    table = t.positions or 2304
+def _grid_tower(d: Draft, t: TowerSpec, positions: int, patch: Linear) -> Stack:
+    """A tower with a learned table of positions and rotary ones, whole where no image size is stated."""
     d.traits = replace(d.traits, qkv="fused", position_kind="rope", activation="gelu_tanh")
     if t.image is None:
-        d.assume(f"image size not stated: a vision sample is taken as the full grid of {table} patches")
-    merged = 4 * t.hidden
-    stack = Stack(
+        d.assume(f"image size not stated: a vision sample is taken as the full grid of {positions} patches")
+    return Stack(
         name="vision",
         role="vision",
         hidden=t.hidden,
         blocks=(_block(d, t),),
         layers=(0,) * t.layers,
-        tokens=_patches(d, t) if t.image else table,
-        inputs=(Linear("patch", RGB * 2 * t.patch**2, t.hidden, True, Shard.REPLICATED),),
-        vectors=(Vector("positions", table * t.hidden),),
+        tokens=_patches(d, t) if t.image else positions,
+        inputs=(patch,),
+        vectors=(Vector("positions", positions * t.hidden),),
     )
+
+
+def _qwen(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
+    """Frames in pairs, rotary and learned positions; 2 x 2 patches are merged into one token."""
+    assert t.patch is not None
+    stack = _grid_tower(
+        d, t, t.positions or 2304, Linear("patch", RGB * 2 * t.patch**2, t.hidden, True, Shard.REPLICATED)
+    )
+    merged = 4 * t.hidden
     projector = (
         Linear("vision_merger_1", merged, merged, True, Shard.REPLICATED),
         Linear("vision_merger_2", merged, t.projection or hidden, True, Shard.REPLICATED),
@@ -394,23 +400,11 @@ def _qwen2_5_vl(
 
 def _moonvit(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
     """Learned and rotary positions; 2 x 2 patches are merged into one token."""
-    assert t.patch is not None
-    table = t.positions or 4096
-    d.traits = replace(d.traits, qkv="fused", position_kind="rope", activation="gelu_tanh")
-    if t.image is None:
-        d.assume(f"image size not stated: a vision sample is taken as the full grid of {table} patches")
-    merged = 4 * t.hidden
-    stack = Stack(
-        name="vision",
-        role="vision",
-        hidden=t.hidden,
-        blocks=(_block(d, t),),
-        layers=(0,) * t.layers,
-        tokens=_patches(d, t) if t.image else table,
-        inputs=(_patch_map(t, bias=True),),
-        vectors=(Vector("positions", table * t.hidden),),
+    stack = replace(
+        _grid_tower(d, t, t.positions or 4096, _patch_map(t, bias=True)),
         final_norm=norm("final", "layernorm", t.hidden),
     )
+    merged = 4 * t.hidden
     projector = (
         Linear("vision_projector_1", merged, merged, True, Shard.REPLICATED),
         Linear("vision_projector_2", merged, hidden, True, Shard.REPLICATED),
