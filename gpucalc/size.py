@@ -7,7 +7,7 @@ not divide, a batch too small), the larger fleet leaves some idle: more never tu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -178,16 +178,29 @@ def _price(offer: Offer) -> tuple[bool, float, int]:
     return cost is None, cost or 0.0, offer.gpus
 
 
-def size(job: ResolvedJob, catalog: Catalog, kinds: Sequence[Kind], targets: Targets) -> Sizing:
-    """The fleets of these kinds planned for the job. Raises UnsupportedModel or InputError."""
+def size(
+    job: ResolvedJob,
+    catalog: Catalog,
+    kinds: Sequence[Kind],
+    targets: Targets,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Sizing:
+    """The fleets of these kinds planned for the job. Raises UnsupportedModel or InputError.
+
+    `progress` is told how many fleets are looked at, of how many.
+    """
     subject = Subject.of(job.model)
     errors = error_table(catalog)
     offers: list[Offer] = []
     skipped: list[tuple[str, str]] = []
+    looked, all_fleets = 0, sum(len(kind.counts) for kind in kinds)
     # The quickest cards first: what they reach lets most fleets of slower ones go unplanned.
     for kind in sorted(kinds, key=lambda kind: -_peak(kind.gpu)):
         best: Offer | None = None  # of the kind so far
-        for count in kind.counts:
+        for number, count in enumerate(kind.counts):
+            if progress is not None:
+                progress(looked + number, all_fleets)
             reason: str | None
             found: Offer | None = None
             try:
@@ -212,6 +225,7 @@ def size(job: ResolvedJob, catalog: Catalog, kinds: Sequence[Kind], targets: Tar
                 break  # the requests in flight are given: past this size GPUs only wait for them
             if best is None or found.works >= best.works:
                 best = found
+        looked += len(kind.counts)
     offers.sort(key=_price)
     asked = latencies_asked(job.run)
     return Sizing(job.name, job.run.task, targets, tuple(offers), tuple(skipped), asked)

@@ -11,7 +11,7 @@ Deployments are compared in `validate_serving`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -448,11 +448,13 @@ def validate(
     estimator: Estimator | None = None,
     conventions: Conventions | None = None,
     errors: ErrorTable | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Compare what was measured in these files, by default in the shipped ones, with its estimate.
 
     `where` keeps the rows whose field has the value (text may hold *): group, framework, gpu, model,
     quality, or any dotted path. `errors`: the margins of the verdicts, a cautious one where none is given.
+    `progress` is told how many rows are done, of how many.
     Raises InputError for files or filters that cannot be used.
     """
     for quantity in quantities:
@@ -465,18 +467,31 @@ def validate(
     rows = [row for row in read if not is_collective(row) and not is_serving(row)]
     served = [row for row in read if is_serving(row)] if set(quantities) & set(SERVING_QUANTITIES) else []
     curves = [row for row in read if is_collective(row)] if "collective" in quantities else []
+    done = 0
+
+    def each(rows: Sequence[Row]) -> Iterator[Row]:
+        nonlocal done
+        for row in rows:
+            yield row
+            done += 1
+            if progress is not None:
+                progress(done, len(compared))
+
+    compared = (*rows, *served, *curves)
     known = conventions if conventions is not None else conventions_of(catalog)
     report = compare(
-        rows,
+        each(rows),
         normaliser=Normaliser(catalog, known),
         estimator=estimator or Planner(catalog),
         quantities=tuple(quantities),
         errors=errors,
     )
-    points, skipped = compare_collectives(curves, CollectivePlanner(catalog))
-    serving = compare_serving(served, ServingNormaliser.of(catalog), ServingPlanner(catalog), quantities)
+    points, skipped = compare_collectives(each(curves), CollectivePlanner(catalog))
+    serving = compare_serving(
+        each(served), ServingNormaliser.of(catalog), ServingPlanner(catalog), quantities
+    )
     return Report(
-        report.rows + len(curves) + len(served),
+        len(compared),
         report.points + points + serving.points,
         report.skipped + skipped + serving.skipped,
         report.fits,
@@ -495,7 +510,7 @@ def _shipped(catalog: Catalog, quantities: Sequence[str]) -> list[Path]:
 
 
 def compare_collectives(
-    rows: Sequence[Row], planner: CollectivePlanner
+    rows: Iterable[Row], planner: CollectivePlanner
 ) -> tuple[tuple[Point, ...], tuple[Skipped, ...]]:
     """Every measured collective against its estimate."""
     points: list[Point] = []
@@ -570,7 +585,7 @@ def _model(row: Row) -> str:
 
 
 def compare(
-    rows: Sequence[Row],
+    rows: Iterable[Row],
     *,
     normaliser: Normaliser,
     estimator: Estimator,
@@ -583,7 +598,8 @@ def compare(
     skipped: list[Skipped] = []
     fits: list[FitCase] = []
     undecided: list[Skipped] = []
-    for row in rows:
+    read = 0
+    for read, row in enumerate(rows, 1):  # noqa: B007  # their number, once all are read
         meter = normaliser.meter_of(row) if "peak_memory" in quantities else None
         speed = speed_of(row) if "throughput" in quantities else None
         asked = [name for name, found in (("peak_memory", meter), ("throughput", speed)) if found is not None]
@@ -640,7 +656,7 @@ def compare(
         if isinstance(speed, Reading):
             points.append(_speed_point(row, ready, speed, estimate))
     found = (tuple(points), tuple(skipped), tuple(fits))
-    return Report(len(rows), *found, tuple(quantities), undecided=tuple(undecided))
+    return Report(read, *found, tuple(quantities), undecided=tuple(undecided))
 
 
 # Stacks whose documentation names the optimizer a run has unless told otherwise.

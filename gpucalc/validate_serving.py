@@ -9,7 +9,7 @@ does one that started.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -152,7 +152,7 @@ class Comparison:
 
 
 def compare_serving(
-    rows: Sequence[Row], normaliser: ServingNormaliser, estimator: Estimator, quantities: Sequence[str]
+    rows: Iterable[Row], normaliser: ServingNormaliser, estimator: Estimator, quantities: Sequence[str]
 ) -> Comparison:
     """Every figure of every row against its estimate."""
     found: list[Point | Skipped | Start] = []

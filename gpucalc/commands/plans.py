@@ -181,6 +181,7 @@ def size_command(
 ) -> None:
     """The cheapest, fastest and smallest fleets that meet JOB's targets; its own GPUs do not count."""
     from gpucalc.catalog import open_catalog
+    from gpucalc.commands.progress import shown
     from gpucalc.jobs import resolve
     from gpucalc.planner import provenance
     from gpucalc.report import size as report
@@ -209,7 +210,8 @@ def size_command(
         most=max_gpus,
         unpriced=unpriced,
     )
-    found = size(resolved, known, offered, targets)
+    with shown("fleets") as progress:
+        found = size(resolved, known, offered, targets, progress=progress)
     if as_json:
         emit_json({**report.document(found), "provenance": provenance(resolved, known)})
     else:

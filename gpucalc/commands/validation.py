@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gpucalc.commands.base import CatalogDir, Json, app, draw, emit_json
 from gpucalc.errors import ExitCode
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command("validate")
@@ -53,6 +50,7 @@ def validate_command(
     """Plan every published measurement and show the error of each."""
     from gpucalc.accuracy import error_table
     from gpucalc.catalog import open_catalog
+    from gpucalc.commands.progress import shown
     from gpucalc.validate import PARTS, QUANTITIES, parse_where, validate
 
     if by is not None and by not in PARTS:
@@ -60,13 +58,15 @@ def validate_command(
 
         raise UnknownName("unknown part", where="--by", given=by, legal=PARTS)
     known = open_catalog(catalog)
-    report = validate(
-        files or (),
-        catalog=known,
-        quantities=tuple(quantity or QUANTITIES),
-        where=parse_where(where or ()),
-        errors=error_table(known),
-    )
+    with shown("measurements") as progress:
+        report = validate(
+            files or (),
+            catalog=known,
+            quantities=tuple(quantity or QUANTITIES),
+            where=parse_where(where or ()),
+            errors=error_table(known),
+            progress=progress,
+        )
     broken = report.broken()
     if record:
         from gpucalc.accuracy import write
