@@ -62,10 +62,10 @@ class _Bar:
             return
         self.next = now + 1 / PER_SECOND
         if self.drawn is None:
-            self.open()
+            self.open(done, of)
         self.drawn.update(self.task, completed=done, total=of or None, refresh=True)
 
-    def open(self) -> None:
+    def open(self, done: int, of: int) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -77,7 +77,7 @@ class _Bar:
         )
         console = Console(file=sys.stderr, highlight=False)
         self.drawn = Progress(*parts, console=console, transient=True, auto_refresh=False)
-        self.task = self.drawn.add_task(self.what, total=None)
+        self.task = self.drawn.add_task(self.what, completed=done, total=of or None)
         self.drawn.start()
 
     def close(self) -> None:
