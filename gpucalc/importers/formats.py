@@ -7,6 +7,7 @@ A file of ours is never taken for a foreign one. What is read here becomes keys 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def read_data(data: Mapping[Any, Any], where: str, format: str | None = None) ->
 
 def read_line(text: str, where: str, format: str | None = None) -> ImportedJob:
     """A job out of a command line or launch script; nothing of it is run. Raises InputError."""
-    from gpucalc.importers import megatron, servers, trainers
+    from gpucalc.importers import servers
     from gpucalc.importers.shell import commands, parse_flags
 
     found = commands(text, where)
@@ -106,10 +107,8 @@ def read_line(text: str, where: str, format: str | None = None) -> ImportedJob:
     if not best:
         raise InputError("holds no command line with flags", where=where)
     settled = wanted or format_of(best) or ("transformers" if "model_name_or_path" in best else None)
-    if settled == "megatron" or (settled is None and {"num_layers", "hidden_size"} <= best.keys()):
-        return megatron.megatron(best, where)
-    if settled == "transformers":
-        return trainers.transformers(best, where, _folder(where))
+    if settled is None and {"num_layers", "hidden_size"} <= best.keys():
+        settled = "megatron"
     if settled is None:
         raise InputError(
             "is a command line of no trainer or server that is known", where=where, legal=", ".join(FORMATS)
@@ -130,28 +129,31 @@ def read_toml(text: str, where: str, format: str | None = None) -> ImportedJob:
     return read_data(data, where, format)
 
 
+# Where each format is read: a module of this package, the function in it, and whether it reads files
+# named in what it is given, beside it.
+_READERS = {
+    "deepspeed": ("trainers.deepspeed", "deepspeed", False),
+    "accelerate": ("trainers.accelerate", "accelerate", False),
+    "transformers": ("trainers.arguments", "transformers", True),
+    "llama-factory": ("trainers.llamafactory", "llamafactory", True),
+    "axolotl": ("trainers.axolotl", "axolotl", True),
+    "torchtune": ("trainers.torchtune", "torchtune", False),
+    "torchtitan": ("trainers.torchtitan", "torchtitan", False),
+    "megatron": ("megatron", "megatron", False),
+    "vllm": ("servers", "vllm", False),
+    "sglang": ("servers", "sglang", False),
+}
+
+
 def _reader(kind: str) -> Callable[[Mapping[Any, Any], str], ImportedJob]:
-    from gpucalc.importers import megatron, servers, trainers
-
-    def beside(read: Callable[[Mapping[str, Any], str, Path | None], ImportedJob]) -> Any:
-        return lambda data, where: read(data, where, _folder(where))
-
-    readers: dict[str, Any] = {
-        "deepspeed": trainers.deepspeed,
-        "accelerate": trainers.accelerate,
-        "transformers": beside(trainers.transformers),
-        "llama-factory": beside(trainers.llamafactory),
-        "axolotl": beside(trainers.axolotl),
-        "torchtune": trainers.torchtune,
-        "torchtitan": trainers.torchtitan,
-        "megatron": megatron.megatron,
-        "vllm": servers.vllm,
-        "sglang": servers.sglang,
-    }
-    if kind not in readers:
+    if kind not in _READERS:
         raise InputError(f"{kind} has command lines alone", legal="a command line")
-    read: Callable[[Mapping[Any, Any], str], ImportedJob] = readers[kind]
-    return read
+    module, name, beside = _READERS[kind]
+    read: Any = getattr(import_module(f"gpucalc.importers.{module}"), name)
+    if beside:
+        return lambda data, where: read(data, where, _folder(where))
+    found: Callable[[Mapping[Any, Any], str], ImportedJob] = read
+    return found
 
 
 def _folder(where: str) -> Path | None:

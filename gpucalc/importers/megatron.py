@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpucalc.errors import InputError
-from gpucalc.importers.trainers import started
+from gpucalc.importers.trainers.common import started
 from gpucalc.importers.words import Draft, ImportedJob, Words, fold
 
 # Vocabularies of tokenizers whose size Megatron takes from the tokenizer and not from an argument.

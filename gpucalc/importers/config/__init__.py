@@ -1,0 +1,1 @@
+"""What a config.json says, a file for each question it answers."""
