@@ -22,7 +22,7 @@ from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError, UnknownName
 from gpucalc.spec.job import Job
 from gpucalc.spec.yamlio import load_yaml
-from gpucalc.units import GB, GIB
+from gpucalc.units import GB, GIB, MIB
 
 MAX_FILE_BYTES = 64 * 2**20
 CONVENTIONS = "conventions"
@@ -645,6 +645,10 @@ _METERS = (
 )
 
 
+# What a source's "GB" is: nvidia-smi's MiB are mostly read with the point three places to the left.
+_GB_IS = {"GB": GB, "GiB": GIB, "1000 MiB": 1000 * MIB}
+
+
 def _meter(row: Row, rules: Sequence[Convention]) -> Meter | None:
     measured, notes = row.measured, str(row.data.get("notes") or "")
     value, unit = measured.get("peak_mem_gib"), GIB
@@ -665,8 +669,8 @@ def _meter(row: Row, rules: Sequence[Convention]) -> Meter | None:
             continue
         if kind is None and "meter" in rule.values:
             kind, why = str(rule.values["meter"]), rule.why
-        if unit == GB and rule.values.get("gb_is") == "GiB":
-            unit = GIB
+        if unit == GB and "gb_is" in rule.values:
+            unit = _GB_IS[str(rule.values["gb_is"])]
     if kind is None:
         kind, why = "device", "not stated: taken as what nvidia-smi shows"
     return Meter(kind, float(value) * unit, why)
