@@ -7,11 +7,11 @@ is the source text of the function that ran.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpucalc.errors import InputError, UnknownName, nearest
 from gpucalc.formula import FORMULAS
-from gpucalc.line import Line
+from gpucalc.line import Line, value_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,11 @@ def _below(line: Line) -> Explanation:
     return _formula(line) if line.formula else _plain(line, None, tuple(map(_plain, line.children)))
 
 
-def _formula(line: Line, path: str | None = None) -> Explanation:
-    formula = FORMULAS[line.formula or ""]
+def alone(line: Line, path: str | None = None) -> Explanation:
+    """The line with its own formula and values; what went in is named with its value alone."""
+    if not line.formula:
+        return _plain(line, path)
+    formula = FORMULAS[line.formula]
     return Explanation(
         line=line,
         path=path,
@@ -132,12 +135,17 @@ def _formula(line: Line, path: str | None = None) -> Explanation:
         expression=formula.expression,
         substituted=formula.substituted(_texts(line)),
         source=formula.source,
-        inputs=tuple(
-            Input(name, item.value, _below(item)) if isinstance(item, Line) else Input(name, item, None)
-            for name, item in line.inputs.items()
-        ),
+        inputs=tuple(Input(name, value_of(item), None) for name, item in line.inputs.items()),
         parts=(),
     )
+
+
+def _formula(line: Line, path: str | None = None) -> Explanation:
+    inputs = tuple(
+        Input(name, value_of(item), _below(item) if isinstance(item, Line) else None)
+        for name, item in line.inputs.items()
+    )
+    return replace(alone(line, path), inputs=inputs)
 
 
 def _plain(line: Line, path: str | None = None, parts: tuple[Explanation, ...] = ()) -> Explanation:
@@ -155,6 +163,4 @@ def _plain(line: Line, path: str | None = None, parts: tuple[Explanation, ...] =
 
 
 def _texts(line: Line) -> dict[str, str]:
-    return {
-        name: number(value.value if isinstance(value, Line) else value) for name, value in line.inputs.items()
-    }
+    return {name: number(value_of(value)) for name, value in line.inputs.items()}

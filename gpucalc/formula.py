@@ -14,6 +14,7 @@ one comparison.
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import inspect
 import textwrap
@@ -47,7 +48,7 @@ class Formula:
 
     def substituted(self, values: Mapping[str, str]) -> str:
         """The returned expression with parameter names replaced by the given texts."""
-        tree = _Substitute(values).visit(_returned(self.function))
+        tree = _Substitute(values).visit(copy.deepcopy(_returned(self.function)))
         return ast.unparse(ast.fix_missing_locations(tree))
 
 
@@ -125,7 +126,9 @@ def _recorded(info: Formula, function: Callable[..., R], args: Any, kwargs: Any)
     return result
 
 
+@functools.cache
 def _returned(function: Callable[..., Any]) -> ast.expr:
+    """The returned expression, read from the source once: a page explains hundreds of numbers."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     returns = [node for node in ast.walk(tree) if isinstance(node, ast.Return)]
     if len(returns) != 1 or returns[0].value is None:

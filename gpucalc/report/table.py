@@ -85,8 +85,14 @@ def plan(answer: Plan, rules: Sequence[Estimate] = ()) -> RenderableType:
 def verdict(decided: Verdict) -> RenderableType:
     """The decision, its margin, the error it was weighed against and where the peak is."""
     word, style = _VERDICT[decided.level]
+    held, *rest = verdict_words(decided)
+    return Group(Text.assemble((word, style), f"  {held}"), *(indent(Text(words)) for words in rest))
+
+
+def verdict_words(decided: Verdict) -> tuple[str, ...]:
+    """What is held against what, and, a sentence each, what decided."""
     if decided.host_decides:
-        return _host_verdict(decided)
+        return _host_words(decided)
     needed, capacity = decided.needed.value, decided.capacity.value
     margin = decided.margin_bytes
     spare = f"{units.gib(abs(margin))} {'to spare' if margin >= 0 else 'too much'}"
@@ -94,7 +100,6 @@ def verdict(decided: Verdict) -> RenderableType:
     where = f"peak: {decided.phase}, stage {decided.stage}; largest part there: {clean(decided.binds)}"
     if decided.phase == serving.PHASE:
         held, where = serving.verdict_words(decided)
-    first = Text.assemble((word, style), f"  {held}")
     error = decided.expected_error
     against = {
         Level.FITS: "the margin is larger than",
@@ -102,26 +107,24 @@ def verdict(decided: Verdict) -> RenderableType:
         Level.DOES_NOT_FIT: "the excess is larger than",
     }[decided.level]
     why = f"{against} the expected error, ±{units.percent(error)} = ±{units.gib(error * needed)}"
-    return Group(first, indent(Text(f"{why} ({clean(decided.error_basis)})")), indent(Text(where)))
+    return held, f"{why} ({clean(decided.error_basis)})", where
 
 
-def _host_verdict(decided: Verdict) -> RenderableType:
+def _host_words(decided: Verdict) -> tuple[str, ...]:
     """The decision where the host's memory takes it."""
-    word, style = _VERDICT[decided.level]
     host = decided.host
     assert host is not None
     assert host.capacity is not None
     needed, capacity = host.needed.value, host.capacity.value
-    first = Text.assemble(
-        (word, style),
-        f"  the host needs {units.gib(needed)} per node, has {units.gib(capacity)}; a process that asks for"
-        " more is killed (signal 9)",
+    held = (
+        f"the host needs {units.gib(needed)} per node, has {units.gib(capacity)}; a process that asks for"
+        " more is killed (signal 9)"
     )
     gpu = (
         f"each GPU needs {units.gib(decided.needed.value)}, has {units.gib(decided.capacity.value)};"
         f" the host's peak: {host.phase}"
     )
-    return Group(first, indent(Text(gpu)))
+    return held, gpu
 
 
 def explanation(item: Explanation) -> RenderableType:
@@ -131,16 +134,20 @@ def explanation(item: Explanation) -> RenderableType:
 
 def _title(answer: Plan) -> RenderableType:
     first = Text.assemble(
-        (clean(answer.name), HEADING), f" ({_size(answer.model)}) on ", (clean(answer.fleet), HEADING)
+        (clean(answer.name), HEADING), f" ({size_words(answer.model)}) on ", (clean(answer.fleet), HEADING)
     )
+    return Group(first, *(Text(words) for words in run_words(answer)))
+
+
+def run_words(answer: Plan) -> tuple[str, str]:
+    """The recipe and the layout, a line each."""
     if answer.serves:
-        return Group(
-            first, Text(serving.recipe_words(answer.recipe)), Text(serving.layout_words(answer.layout))
-        )
-    return Group(first, Text(_recipe(answer.recipe)), Text(_layout(answer.layout)))
+        return serving.recipe_words(answer.recipe), serving.layout_words(answer.layout)
+    return _recipe(answer.recipe), _layout(answer.layout)
 
 
-def _size(model: Line) -> str:
+def size_words(model: Line) -> str:
+    """The parameters, and how many of them a token uses."""
     active = next((line for line in model.children if line.name == "active"), model)
     told = f"{units.count(model.value)} parameters"
     return told if active.value == model.value else f"{told}, {units.count(active.value)} active"
