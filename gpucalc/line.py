@@ -6,12 +6,13 @@ checks all read this one tree, so a number has one origin and one spelling.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from gpucalc.formula import formula_of
+from gpucalc.num import is_scalar, maximum, where
 
 
 class Kind(StrEnum):
@@ -67,8 +68,8 @@ class Line:
 
     def find(self, path: str) -> Line | None:
         """The first line whose dotted path equals or ends with the given one."""
-        for where, line in self.walk():
-            if where == path or where.endswith("." + path):
+        for place, line in self.walk():
+            if place == path or place.endswith("." + path):
                 return line
         return None
 
@@ -118,6 +119,49 @@ def total(
         children=parts,
         note=note,
     )
+
+
+def largest(name: str, parts: Sequence[Line]) -> Line:
+    """A line whose value is the largest of its parts."""
+    top = max(parts, key=_size)
+    value = top.value
+    if not all(is_scalar(part.value) for part in parts):
+        for part in parts:
+            value = maximum(value, part.value)
+    return Line(
+        name=name,
+        value=value,
+        unit=top.unit,
+        kind=top.kind,
+        children=tuple(parts),
+        note="largest of its parts",
+    )
+
+
+def largest_of(lines: Sequence[Line]) -> tuple[Line, ...]:
+    """The line with the largest value; of columns all of them, each zero where another is larger."""
+    if all(is_scalar(line.value) for line in lines):
+        return (max(lines, key=lambda line: line.value),) if lines else ()
+    found: list[Line] = []
+    top: Any = None  # the largest of those before: of equals the first stays
+    for index, line in enumerate(lines):
+        value = line.value if top is None else where(line.value > top, line.value, 0.0)
+        for later in lines[index + 1 :]:
+            value = where(later.value > line.value, 0.0, value)
+        found.append(replace(line, value=value))
+        top = line.value if top is None else maximum(top, line.value)
+    return tuple(found)
+
+
+def choose(condition: Any, then: Line, otherwise: Line) -> Line:
+    """One line or the other; of a column, a line with each one's value where its condition is met."""
+    if is_scalar(condition):
+        return then if condition else otherwise
+    return replace(then, value=where(condition, then.value, otherwise.value))
+
+
+def _size(line: Line) -> float:
+    return line.value if is_scalar(line.value) else float(line.value.max())
 
 
 def worst_kind(items: Any) -> Kind:

@@ -17,6 +17,37 @@ Num = Any
 _SCALAR = (int, float)  # bool is an int
 
 
+class Mixed(Exception):
+    """A condition that decides what there is to compute holds for a part of a column only."""
+
+    def __init__(self, condition: Num) -> None:
+        super().__init__("a condition holds for a part of a column only")
+        self.condition = condition
+
+
+def is_scalar(value: Num) -> bool:
+    """Whether a number is one number and not a column."""
+    return isinstance(value, _SCALAR)
+
+
+def holds(condition: Num) -> bool:
+    """Whether a condition that decides what there is to compute is met, by all of a column or by none.
+
+    Raises Mixed where it is met by a part; whoever made the column splits it and asks again.
+    """
+    if isinstance(condition, _SCALAR):
+        return bool(condition)
+    found = bool(condition.any())
+    if found and not condition.all():
+        raise Mixed(condition)
+    return found
+
+
+def present(value: Num) -> bool:
+    """Whether a number, or any of a column, is not zero."""
+    return bool(value) if isinstance(value, _SCALAR) else bool(value.any())
+
+
 def where(condition: Num, then: Num, otherwise: Num) -> Num:
     """`then` where the condition holds, else `otherwise`."""
     if isinstance(condition, _SCALAR):
@@ -76,3 +107,12 @@ def log2(a: Num) -> Num:
     import numpy as np
 
     return np.log2(a)
+
+
+def exp(a: Num) -> Num:
+    """The exponential function."""
+    if isinstance(a, _SCALAR):
+        return math.exp(a)
+    import numpy as np
+
+    return np.exp(a)

@@ -15,10 +15,11 @@ from gpucalc.errors import InputError, UnsupportedModel
 from gpucalc.formulas import cost as money
 from gpucalc.graph import Graph
 from gpucalc.line import Kind, Line, compute
+from gpucalc.num import Num, maximum, minimum, where
 from gpucalc.plan.answer import HOST, Assumption, HostFit, Level, Plan, Verdict
 from gpucalc.plan.host import host_memory
 from gpucalc.plan.layout import Layout, Recipe
-from gpucalc.plan.memory import MemoryPeak, memory_peak
+from gpucalc.plan.memory import MemoryPeak, memory_peak, running_peak
 from gpucalc.plan.rates import throughput
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe
 from gpucalc.plan.time import binding, step_time
@@ -220,13 +221,7 @@ def judge(peak: MemoryPeak, cluster: Cluster, recipe: Recipe, errors: ErrorTable
     capacity = min((pool.gpu.usable_memory() for pool in cluster.pools), key=lambda line: line.value)
     needed = peak.needed
     error, basis = errors.memory_error(recipe.framework)
-    level = level_of(needed.value, capacity.value, error)
-    if level is Level.DOES_NOT_FIT and peak.phase == "load" and recipe.load_assumed:
-        running = max(
-            phase.value for stage in peak.tree.children for phase in stage.children if phase.name != "load"
-        )
-        if level_of(running, capacity.value, error) is not Level.DOES_NOT_FIT:
-            level = Level.MARGINAL
+    level = tuple(Level)[memory_rank(peak.tree, capacity.value, error, recipe)]
     parts = needed.child("allocated").children
     return Verdict(
         level=level,
@@ -241,6 +236,15 @@ def judge(peak: MemoryPeak, cluster: Cluster, recipe: Recipe, errors: ErrorTable
     )
 
 
+def memory_rank(tree: Line, capacity_bytes: float, error: float, recipe: Recipe) -> Num:
+    """The level a memory tree leads to, by its place among the levels; also of columns."""
+    rank = level_rank(tree.value, capacity_bytes, error)
+    if not recipe.load_assumed:
+        return rank
+    running = level_rank(running_peak(tree), capacity_bytes, error)
+    return maximum(running, minimum(rank, 1))
+
+
 def with_host(
     verdict: Verdict, run: TrainRun, graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster
 ) -> Verdict:
@@ -252,13 +256,8 @@ def with_host(
     needed = host_memory(graph, layout, recipe, ranks=ranks, nodes=max(1, cluster.count // ranks))
     if needed is None:
         return verdict
-    capacity, level = cluster.host_ram, Level.FITS
-    if run.host_ram_gb is not None:
-        capacity = Line("host_ram", run.host_ram_gb * GB, "bytes", Kind.EXACT, source="run.host_ram_gb")
-    if capacity is not None:
-        level = level_of(needed.value, capacity.value, UNMEASURED_ERROR)
-        if run.host_ram_gb is None and level is Level.DOES_NOT_FIT:
-            level = Level.MARGINAL
+    capacity = _host_ram(run, cluster)
+    level = tuple(Level)[host_rank(needed, run, cluster)]
     phase = max(needed.children, key=lambda line: line.value).name
     host = HostFit(needed, capacity, level, phase)
     order = list(Level)
@@ -267,11 +266,33 @@ def with_host(
     return replace(verdict, host=host, level=level, binds=HOST)
 
 
+def host_rank(needed: Line, run: TrainRun, cluster: Cluster) -> Num:
+    """The level that a node's host memory leads to, by its place among the levels; also of columns."""
+    capacity = _host_ram(run, cluster)
+    if capacity is None:
+        return 0
+    rank = level_rank(needed.value, capacity.value, UNMEASURED_ERROR)
+    return rank if run.host_ram_gb is not None else minimum(rank, 1)
+
+
+def _host_ram(run: TrainRun, cluster: Cluster) -> Line | None:
+    if run.host_ram_gb is None:
+        return cluster.host_ram
+    return Line("host_ram", run.host_ram_gb * GB, "bytes", Kind.EXACT, source="run.host_ram_gb")
+
+
+def level_rank(needed_bytes: Num, capacity_bytes: float, error: float) -> Num:
+    """0 fits, 1 marginal, 2 does not, as `level_of`; of numbers or columns."""
+    return where(
+        needed_bytes * (1 + error) <= capacity_bytes,
+        0,
+        where(needed_bytes * (1 - error) <= capacity_bytes, 1, 2),
+    )
+
+
 def level_of(needed: float, capacity: float, error: float) -> Level:
     """Fits or not beyond the expected error, a fraction of what is needed; marginal within it."""
-    if needed * (1 + error) <= capacity:
-        return Level.FITS
-    return Level.MARGINAL if needed * (1 - error) <= capacity else Level.DOES_NOT_FIT
+    return tuple(Level)[level_rank(needed, capacity, error)]
 
 
 def hopper_or_later(cluster: Cluster) -> bool:

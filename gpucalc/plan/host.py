@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from gpucalc.formulas import memory as mem
 from gpucalc.graph import Graph
-from gpucalc.line import Line, compute, total
+from gpucalc.line import Line, compute, largest, total
+from gpucalc.num import Num
 from gpucalc.plan import allowances
 from gpucalc.plan.layout import Layout, Recipe
-from gpucalc.plan.memory import kept_activations, largest
+from gpucalc.plan.memory import kept_activations
 from gpucalc.plan.stages import Params, block_linears, stages
 
 MASTER_GRADIENT_BYTES = 4  # DeepSpeed's optimizer on the host steps fp32 gradients
@@ -30,9 +31,7 @@ def host_memory(graph: Graph, layout: Layout, recipe: Recipe, *, ranks: int, nod
             trained = _trained(held, graph, recipe) * shares
             states.append(_held("offloaded_states", trained, _state_bytes(recipe)))
     if "activations" in recipe.offload:
-        states.append(
-            _held("offloaded_activations", float(kept_activations(graph, layout, recipe).value), ranks)
-        )
+        states.append(_held("offloaded_activations", kept_activations(graph, layout, recipe).value, ranks))
     phases = tuple(
         total(name, (*lines, *_buffers(lines, recipe)), unit="bytes")
         for name, lines in (
@@ -44,7 +43,7 @@ def host_memory(graph: Graph, layout: Layout, recipe: Recipe, *, ranks: int, nod
     return largest("host_memory", phases) if phases else None
 
 
-def _held(name: str, params: float, size: float) -> Line:
+def _held(name: str, params: Num, size: float) -> Line:
     return compute(name, mem.host_offload_bytes, params=params, bytes_per_param=size)
 
 

@@ -6,6 +6,7 @@ from gpucalc.formulas import activations as act
 from gpucalc.formulas import memory as mem
 from gpucalc.formulas import optimizers as opt
 from gpucalc.line import Kind, Line, compute, total
+from gpucalc.num import holds
 from gpucalc.plan.activation import layer_line, norm_line, selective_line
 from gpucalc.plan.rank import Rank
 from gpucalc.plan.stages import LayerRun, block_linears
@@ -238,4 +239,8 @@ def head_saved(rank: Rank) -> tuple[Line, ...]:
 
 def widest_run(rank: Rank) -> LayerRun:
     """The layer kind that keeps most without recomputation."""
-    return max(rank.stage.layers, key=lambda item: full_layer(rank, item).value)
+    widest, *others = rank.stage.layers
+    for run in others:
+        if holds(full_layer(rank, run).value > full_layer(rank, widest).value):
+            widest = run
+    return widest

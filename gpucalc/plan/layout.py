@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpucalc.num import Num, is_scalar, maximum
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -15,6 +17,9 @@ class Layout:
 
     Expert parallelism reuses the dp x cp x tp ranks: expert weights are divided by ep x etp and
     replicated (or sharded by ZeRO) over world / (pp x ep x etp).
+
+    A search hands columns in: every field but pp, zero_stage and schedule may be a numpy array, of
+    shapes that broadcast. The values of a vpp column split the layers into the same stages.
     """
 
     tp: int
@@ -44,7 +49,13 @@ class Layout:
     @property
     def expert_shard(self) -> int:
         """Ranks that hold the same experts and may shard their state among themselves."""
-        return max(1, self.world // (self.pp * self.ep * self.etp))
+        return maximum(1, self.world // (self.pp * self.ep * self.etp))  # type: ignore[no-any-return]
+
+    @property
+    def chunks_per_rank(self) -> int:
+        """Virtual stages by which layers are dealt out to pipeline ranks."""
+        vpp: Num = self.vpp
+        return int(vpp if is_scalar(vpp) else vpp.flat[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,12 @@ from typing import Any
 from gpucalc.errors import InputError
 from gpucalc.formulas import comm
 from gpucalc.line import Line, compute, value_of
-from gpucalc.num import Num, where
+from gpucalc.num import Num, is_scalar, where
 from gpucalc.spec.figure import Figure
 from gpucalc.spec.hardware import Cluster, CollectiveSpec
 
 # GPUs on one board, and network cards beside it: what the network classes were measured with.
 BOARD = 8
-
-
-def is_scalar(value: Num) -> bool:
-    """Whether a number is one number and not a column."""
-    return isinstance(value, (int, float))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from gpucalc.formulas import memory as mem
 from gpucalc.graph import Graph
-from gpucalc.line import Line, compute, total
+from gpucalc.line import Line, choose, compute, largest, total
+from gpucalc.num import Num, is_scalar, maximum, present, where
 from gpucalc.plan import allowances, kept, model_state, transients
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.rank import Rank
@@ -78,30 +79,48 @@ def memory_peak(
 
     nvlink: GPUs reach each other over NVLink, for which NCCL opens many channels; false: over PCIe.
     """
-    parts = stages(graph, pp=layout.pp, vpp=layout.vpp)
-    chosen = parts if only is None else tuple(parts[index] for index in only)
-    lines = tuple(
-        _stage_line(Rank(graph, stage, layout, recipe, hopper_or_later=hopper_or_later, nvlink=nvlink))
-        for stage in chosen
-    )
-    tree = largest("memory", lines)
+    tree = memory_tree(graph, layout, recipe, hopper_or_later=hopper_or_later, nvlink=nvlink, only=only)
+    lines = tree.children
     worst = max(lines, key=lambda line: line.value)
     phase = max(worst.children, key=lambda line: line.value)
     return MemoryPeak(tree=tree, stage=int(worst.name.removeprefix("stage_")), phase=phase.name)
 
 
+def memory_tree(
+    graph: Graph,
+    layout: Layout,
+    recipe: Recipe,
+    *,
+    hopper_or_later: bool,
+    nvlink: bool = True,
+    only: tuple[int, ...] | None = None,
+) -> Line:
+    """The memory tree alone, whose value is the peak: of one layout, or of columns of them.
+
+    Raises num.Mixed for columns that do not hold the same tensors.
+    """
+    parts = stages(graph, pp=layout.pp, vpp=layout.chunks_per_rank)
+    chosen = parts if only is None else tuple(parts[index] for index in only)
+    return largest(
+        "memory",
+        tuple(
+            _stage_line(Rank(graph, stage, layout, recipe, hopper_or_later=hopper_or_later, nvlink=nvlink))
+            for stage in chosen
+        ),
+    )
+
+
+def running_peak(tree: Line) -> Num:
+    """The largest phase once the weights are loaded."""
+    lines = [phase for stage in tree.children for phase in stage.children if phase.name != "load"]
+    return largest("running", lines).value
+
+
 def kept_activations(graph: Graph, layout: Layout, recipe: Recipe) -> Line:
     """Bytes the first stage keeps for backward, wherever they are kept."""
     here = replace(recipe, offload=())
-    return kept.activations(Rank(graph, stages(graph, pp=layout.pp, vpp=layout.vpp)[0], layout, here))[0]
-
-
-def largest(name: str, parts: tuple[Line, ...]) -> Line:
-    """A line whose value is the largest of its parts."""
-    top = max(parts, key=lambda line: line.value)
-    return Line(
-        name=name, value=top.value, unit=top.unit, kind=top.kind, children=parts, note="largest of its parts"
-    )
+    first = stages(graph, pp=layout.pp, vpp=layout.chunks_per_rank)[0]
+    return kept.activations(Rank(graph, first, layout, here))[0]
 
 
 def _stage_line(rank: Rank) -> Line:
@@ -137,8 +156,7 @@ def _stage_line(rank: Rank) -> Line:
     # Stage 2 allocates the whole partition when the first bucket is reduced.
     from_start = persistent or partitioned
     moments = _backward_moments(rank, held, activations, gradients, persistent=from_start)
-    widest = max(moments, key=lambda lines: sum(line.value for line in lines))
-    phases.append(_phase(rank, "backward", widest))
+    phases.append(_widest(rank, "backward", moments))
     step = (
         *states,
         *model_state.step_gradients(rank),
@@ -186,6 +204,19 @@ def _backward_moments(
     return moments
 
 
+def _widest(rank: Rank, name: str, moments: list[tuple[Line, ...]]) -> Line:
+    """The phase at the moment when most is alive; of columns the phase's value at each one's own."""
+    sums = [sum(line.value for line in lines) for lines in moments]
+    if all(is_scalar(value) for value in sums):
+        return _phase(rank, name, moments[sums.index(max(sums))])
+    phase, most = _phase(rank, name, moments[0]), sums[0]
+    value = phase.value
+    for lines, alive in zip(moments[1:], sums[1:], strict=True):
+        value = where(alive > most, _phase(rank, name, lines).value, value)
+        most = maximum(most, alive)
+    return replace(phase, value=value, children=())
+
+
 def _without_full_bucket(rank: Rank, held: tuple[Line, ...]) -> tuple[Line, ...]:
     """What is held at the end of backward: in stage 1 gradients counted already lie in the bucket."""
     if rank.recipe.engine_stage != 1:
@@ -196,7 +227,7 @@ def _without_full_bucket(rank: Rank, held: tuple[Line, ...]) -> tuple[Line, ...]
 def _phase(rank: Rank, name: str, parts: tuple[Line, ...]) -> Line:
     """A phase: its tensors, and what the allocator, CUDA and NCCL hold beside them."""
     layout = rank.layout
-    parts = tuple(part for part in parts if part.value)
+    parts = tuple(part for part in parts if present(part.value))
     workspace = compute(
         "cublas_workspace",
         mem.cublas_workspace_bytes,
@@ -207,7 +238,9 @@ def _phase(rank: Rank, name: str, parts: tuple[Line, ...]) -> Line:
     )
     allocated = total("allocated", (*parts, workspace), unit="bytes")
     lasting = total("lasting", tuple(part for part in parts if part.name in _LASTING), unit="bytes")
-    groups = [size for size in (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep) if size > 1]
+    communicators, group = 0, 1
+    for size in (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep):
+        communicators, group = communicators + where(size > 1, 1, 0), maximum(group, size)
     regular = rank.recipe.framework == "megatron"
     outside = (
         compute(
@@ -228,9 +261,11 @@ def _phase(rank: Rank, name: str, parts: tuple[Line, ...]) -> Line:
         compute(
             "nccl_buffers",
             mem.nccl_buffer_bytes,
-            communicators=len(groups),
+            communicators=communicators,
             channels=allowances.NCCL_CHANNELS["nvlink" if rank.nvlink else "pcie"],
-            channel_bytes=allowances.NCCL_CHANNEL_BYTES["group" if max(groups, default=2) > 2 else "pair"],
+            channel_bytes=choose(
+                group > 2, allowances.NCCL_CHANNEL_BYTES["group"], allowances.NCCL_CHANNEL_BYTES["pair"]
+            ),
         ),
     )
     return total(name, (allocated, *outside), unit="bytes")

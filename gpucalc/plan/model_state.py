@@ -7,7 +7,8 @@ from typing import Any
 
 from gpucalc.formulas import memory as mem
 from gpucalc.graph import Shard
-from gpucalc.line import Kind, Line, compute, total
+from gpucalc.line import Kind, Line, compute, largest_of, total
+from gpucalc.num import Num, holds, is_scalar, present
 from gpucalc.plan import allowances
 from gpucalc.plan.kept import widest_run
 from gpucalc.plan.optimizer_state import shaped_states
@@ -34,8 +35,8 @@ def split(
         ("experts", expert, rank.expert_params, layout.expert_shard),
     ):
         # The line says where the number comes from, where it is all the rank holds.
-        params = whole if number == whole.value else number
-        if number:
+        params = whole if _same(number, whole.value) else number
+        if present(number):
             parts.append(
                 compute(
                     part,
@@ -47,6 +48,10 @@ def split(
                 )
             )
     return total(name, tuple(parts), unit="bytes")
+
+
+def _same(number: Num, other: Num) -> bool:
+    return number is other or (is_scalar(number) and is_scalar(other) and number == other)
 
 
 def states(rank: Rank) -> tuple[Line, ...]:
@@ -223,14 +228,14 @@ def load_extra(rank: Rank) -> tuple[Line, ...]:
                 element_bytes=recipe.parameter_bytes,
             )
         )
-    return (max(moments, key=lambda line: line.value),) if moments else ()
+    return largest_of(moments)
 
 
 def buffers(rank: Rank, *, at_step: bool = False) -> tuple[Line, ...]:
     """What frameworks keep beside model state: buckets, dummy gradients, fp8 copies."""
     recipe, layout, lines = rank.recipe, rank.layout, []
     trained = rank.trained_params()
-    if recipe.gradient_buckets and layout.dp > 1:
+    if recipe.gradient_buckets and holds(layout.dp > 1):
         lines.append(
             compute(
                 "ddp_buckets",
@@ -384,15 +389,17 @@ def step_transients(rank: Rank) -> tuple[Line, ...]:
         stepped = [(trained, recipe.step_temporary_bytes)]
         if recipe.adapters is not None:
             stepped = [(params, size) for _, params, size in rank.trained_parts()]
-        params, size = max(stepped, key=lambda item: item[0] * item[1])
-        lines.append(
-            compute(
-                "step_temporary",
-                mem.foreach_step_bytes,
-                params=params,
-                state_bytes=size,
-                shard=layout.shard if layout.zero_stage >= 1 else 1,
-            )
+        lines += largest_of(
+            [
+                compute(
+                    "step_temporary",
+                    mem.foreach_step_bytes,
+                    params=params,
+                    state_bytes=size,
+                    shard=layout.shard if layout.zero_stage >= 1 else 1,
+                )
+                for params, size in stepped
+            ]
         )
     return tuple(lines)
 

@@ -7,6 +7,7 @@ from typing import Any
 from gpucalc.formulas import optimizers as opt
 from gpucalc.graph import Linear, Shard
 from gpucalc.line import Line, compute
+from gpucalc.num import maximum
 from gpucalc.plan import allowances
 from gpucalc.plan.rank import Rank
 from gpucalc.plan.stages import block_linears
@@ -24,7 +25,7 @@ def shaped_states(rank: Rank) -> tuple[Line, ...]:
     if name == "muon":
         # Tables count as rest though they are matrices, as in every published recipe.
         matrices = sum(count * rows * columns for rows, columns, count in _matrices(rank))
-        rest = max(rank.trained_params() - matrices, 0)
+        rest = maximum(rank.trained_params() - matrices, 0)
         return (
             compute(
                 "second_moment",

@@ -10,6 +10,7 @@ from gpucalc.formulas import memory as mem
 from gpucalc.formulas.pipeline import in_flight_micro_batches
 from gpucalc.graph import Attention, Graph
 from gpucalc.line import Line, compute
+from gpucalc.num import holds, where
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.stages import LayerRun, Params, Stage, block_linears, frozen_params
 
@@ -45,8 +46,8 @@ class Rank:
         left = frozen_params(graph, stage, recipe.frozen)
         self.frozen = left.sharded / layout.tp + left.replicated
         self.tokens = layout.micro_batch * recipe.seq_len / layout.cp
-        self.sp = layout.tp if layout.sequence_parallel else 1
-        self.accumulates = layout.micro_batches > 1
+        self.sp = where(layout.sequence_parallel, layout.tp, 1)
+        self.accumulates = holds(layout.micro_batches > 1)
         self.in_flight = compute(
             "in_flight",
             in_flight_micro_batches,
@@ -154,7 +155,7 @@ class Rank:
     def gathers(self) -> bool:
         if "parameters" in self.recipe.offload:  # fetched from the host, on one GPU too
             return True
-        return self.layout.zero_stage >= 3 and self.layout.shard > 1
+        return self.layout.zero_stage >= 3 and holds(self.layout.shard > 1)
 
     def layer_params(self) -> float:
         widest = self.stage.widest

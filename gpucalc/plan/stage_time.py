@@ -9,9 +9,9 @@ from gpucalc.formulas import comm
 from gpucalc.formulas import compute as f
 from gpucalc.graph import Attention, Block, Graph, Moe, Stack
 from gpucalc.line import Line, compute, total
-from gpucalc.num import Num, maximum, where
+from gpucalc.num import Num, is_scalar, maximum, where
 from gpucalc.plan.layout import Layout, Recipe
-from gpucalc.plan.links import Links, is_scalar
+from gpucalc.plan.links import Links
 from gpucalc.plan.stages import LayerRun, Stage, block_tensors
 from gpucalc.plan.step_rates import (
     CONTENTION,

@@ -8,9 +8,9 @@ from gpucalc.formulas import comm
 from gpucalc.formulas import compute as f
 from gpucalc.graph import Graph
 from gpucalc.line import Kind, Line, compute, total
-from gpucalc.num import Num, maximum, where
+from gpucalc.num import Num, is_scalar, maximum, where
 from gpucalc.plan.layout import Layout, Recipe
-from gpucalc.plan.links import Links, is_scalar
+from gpucalc.plan.links import Links
 from gpucalc.plan.stage_time import StageTime, stack_shape
 from gpucalc.plan.stages import Params, Stage, block_tensors
 from gpucalc.plan.step_rates import (

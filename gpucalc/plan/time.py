@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpucalc.formulas import compute as f
 from gpucalc.graph import Graph
 from gpucalc.line import Kind, Line, compute, total, worst_kind
-from gpucalc.num import Num, maximum
+from gpucalc.num import Num, is_scalar, maximum, where
 from gpucalc.plan.bubble import closed_bubble, pipeline_messages, simulated_bubble, zero_bubble
 from gpucalc.plan.layout import Layout, Recipe
-from gpucalc.plan.links import Links, is_scalar
+from gpucalc.plan.links import Links
 from gpucalc.plan.network_time import whole_network
 from gpucalc.plan.stage_time import LayerTime, StageTime, composition, micro_batch_time
 from gpucalc.plan.stages import Stage, stages
@@ -23,18 +23,28 @@ from gpucalc.plan.step_rates import ABOVE
 from gpucalc.plan.work import Device
 from gpucalc.spec.hardware import Cluster
 
+# Times of the stages of layouts that differ in sharding, schedule and offload alone, kept by a search.
+Known = dict[Any, Any]
+
 
 def step_time(
-    graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, *, simulated: bool = False
+    graph: Graph,
+    layout: Layout,
+    recipe: Recipe,
+    cluster: Cluster,
+    *,
+    simulated: bool = False,
+    known: Known | None = None,
 ) -> Line:
     """Seconds of one optimizer step; the children add up to it.
 
     `simulated` runs the pipeline's schedule over its stages as they are; otherwise the bubble is the
     closed form, which takes all stages for the slowest one (what a search and columns use).
+    `known` is kept between calls whose layouts have tp, pp, cp, ep, etp and both batches in common.
     With several GPU kinds every micro-batch waits for the slowest, so the slowest pool gives the time.
     """
     steps = [
-        _pool_step(graph, layout, recipe, cluster, index, simulated=simulated)
+        _pool_step(graph, layout, recipe, cluster, index, simulated=simulated, known=known)
         for index in range(len(cluster.pools))
     ]
     slowest: Line = _slowest(steps, [step.value for step in steps])
@@ -56,29 +66,86 @@ def step_time(
 
 
 def _slowest(items: list[Any], values: list[Num]) -> Any:
-    """The item with the largest time; of columns, the one with the largest sum."""
-    weights = [value if is_scalar(value) else float(value.sum()) for value in values]
+    """The item with the largest time; of columns, the one with the largest mean."""
+    weights = [value if is_scalar(value) else float(value.mean()) for value in values]
     return items[max(range(len(items)), key=weights.__getitem__)]
 
 
-def _pool_step(
-    graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, pool: int, *, simulated: bool
-) -> Line:
+@dataclass(slots=True)
+class _Stages:
+    """The times of a pool's pipeline stages: by composition, and of the layers they are made of."""
+
+    device: Device
+    held: tuple[Stage, ...]
+    by_stage: dict[Any, StageTime]
+    layers: dict[int, LayerTime]
+
+
+def _stage_times(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, pool: int) -> _Stages:
     device = Device.of(cluster.pools[pool].gpu, cluster.pools[pool].kernels, recipe)
-    links = Links(cluster)
-    held: tuple[Stage, ...] = ()
-    layers: dict[int, LayerTime] = {}
-    by_stage: dict[Any, StageTime] = {}
     if graph.network is not None and not graph.stacks:
-        times = [whole_network(graph, layout, recipe, device)]
-    else:
-        held = stages(graph, pp=layout.pp, vpp=layout.vpp)
-        for stage in held:
-            key = composition(stage)
-            if key not in by_stage:
-                by_stage[key] = micro_batch_time(graph, stage, layout, recipe, device, links, layers)
-        times = list(by_stage.values())
-    worst: StageTime = _slowest(times, [time.micro_batch_s for time in times])
+        return _Stages(device, (), {"network": whole_network(graph, layout, recipe, device)}, {})
+    links = Links(cluster)
+    held = stages(graph, pp=layout.pp, vpp=layout.chunks_per_rank)
+    found = _Stages(device, held, {}, {})
+    for stage in held:
+        key = composition(stage)
+        if key not in found.by_stage:
+            found.by_stage[key] = micro_batch_time(graph, stage, layout, recipe, device, links, found.layers)
+    return found
+
+
+def _pool_step(
+    graph: Graph,
+    layout: Layout,
+    recipe: Recipe,
+    cluster: Cluster,
+    pool: int,
+    *,
+    simulated: bool,
+    known: Known | None,
+) -> Line:
+    key = (pool, replace(recipe, offload=())) if known is not None else None
+    found = known.get(key) if known is not None else None
+    if found is None:
+        found = _stage_times(graph, layout, recipe, cluster, pool)
+        if known is not None:
+            known[key] = found
+    times = list(found.by_stage.values())
+    each = [time.micro_batch_s for time in times]
+    micro_batch: Num = each[0]
+    for seconds in each[1:]:
+        micro_batch = maximum(micro_batch, seconds)
+    if is_scalar(micro_batch):
+        worst = times[each.index(micro_batch)]
+        return _step_of(graph, worst, micro_batch, found, layout, recipe, cluster, simulated=simulated)
+    # Of columns, another stage may be the slowest in each layout: first ones win where several are.
+    step: Line | None = None
+    left: Num = True
+    for time, seconds in zip(times, each, strict=True):
+        here = left & (seconds >= micro_batch)
+        if not here.any():
+            continue
+        one = _step_of(graph, time, micro_batch, found, layout, recipe, cluster, simulated=False)
+        step = one if step is None else replace(one, value=where(here, one.value, step.value))
+        left = left & ~here
+    assert step is not None
+    return step
+
+
+def _step_of(
+    graph: Graph,
+    worst: StageTime,
+    micro_batch: Num,
+    found: _Stages,
+    layout: Layout,
+    recipe: Recipe,
+    cluster: Cluster,
+    *,
+    simulated: bool,
+) -> Line:
+    """The step of layouts whose slowest stage is `worst`, which takes `micro_batch` seconds."""
+    links, device = Links(cluster), found.device
     count = layout.micro_batches
     parts = [
         compute(name, f.repeated_s, each_s=total("micro_batch", tuple(lines), unit="s"), times=count)
@@ -88,17 +155,14 @@ def _pool_step(
     parts = [_with_children(part) for part in parts]
     if recipe.reference_model:  # the frozen copy reads every sequence too
         parts += [replace(part, name="reference_forward") for part in parts if part.name == "forward"]
-    micro_batch: Num = times[0].micro_batch_s
-    for time in times[1:]:
-        micro_batch = maximum(micro_batch, time.micro_batch_s)
-    if not is_scalar(layout.pp) or layout.pp > 1:
+    if layout.pp > 1:
         ideal = Line("micro_batch", micro_batch, "s", Kind.MODELLED, source=ABOVE)
         bubble = (
             closed_bubble(layout, ideal) if layout.schedule != "zero-bubble" else zero_bubble(layout, worst)
         )
         if simulated and layout.schedule != "zero-bubble":
-            by_rank = [by_stage[composition(stage)] for stage in held]
-            bubble = simulated_bubble(graph, by_rank, layers, layout, recipe, bubble)
+            by_rank = [found.by_stage[composition(stage)] for stage in found.held]
+            bubble = simulated_bubble(graph, by_rank, found.layers, layout, recipe, bubble)
         parts += [bubble, pipeline_messages(graph, layout, recipe, links)]
     parts.extend(data_parallel_lines(worst, layout, recipe, links))
     parts.extend(offload_lines(graph, worst, layout, recipe, device))

@@ -9,7 +9,8 @@ from gpucalc.formulas import activations as act
 from gpucalc.formulas import memory as mem
 from gpucalc.formulas import optimizers as opt
 from gpucalc.graph import Mlp, Moe
-from gpucalc.line import Line, compute
+from gpucalc.line import Line, choose, compute, largest_of
+from gpucalc.num import where
 from gpucalc.plan import allowances
 from gpucalc.plan.kept import widest_run
 from gpucalc.plan.rank import Rank
@@ -62,9 +63,10 @@ def loss_transients(rank: Rank) -> tuple[Line, ...]:
         loss_bytes=recipe.loss_bytes,
         logits_kept=0,
     )
-    if recipe.gathered_tp_inputs and layout.tp > 1:
-        backward = compute("backward", act.loss_parallel_backward_bytes, vocab=vocab)
-    worst = forward if forward.value >= backward.value else backward
+    if recipe.gathered_tp_inputs:
+        divided = compute("backward", act.loss_parallel_backward_bytes, vocab=vocab)
+        backward = choose(layout.tp > 1, divided, backward)
+    worst = choose(forward.value >= backward.value, forward, backward)
     line = compute("logits", act.layer_saved_bytes, bytes_per_token=worst, tokens=rank.tokens, tp=layout.tp)
     return (line, *gathered_root(rank))
 
@@ -229,7 +231,7 @@ def backward_working_set(rank: Rank) -> tuple[Line, ...]:
     hidden = run.stack.hidden
     size = recipe.activation_bytes
     width, gated = _mlp_width(ffn)
-    gathered = int(layout.sequence_parallel and layout.tp > 1)
+    gathered = where(layout.sequence_parallel, where(layout.tp > 1, 1, 0), 0)
     candidates = []
     if recipe.framework == "megatron":
         candidates.append(
@@ -270,7 +272,7 @@ def backward_working_set(rank: Rank) -> tuple[Line, ...]:
                 gathered=gathered,
             )
         )
-    return (max(candidates, key=lambda line: line.value),)
+    return largest_of(candidates)
 
 
 def backward_transients(rank: Rank) -> tuple[Line, ...]:
