@@ -114,7 +114,11 @@ def test_bytes_by_hand() -> None:
         f.optimizer_traffic_bytes(params=10, gradient_bytes=4, state_bytes=12, parameter_bytes=2, passes=1)
         == 300
     )
-    assert f.gradient_clip_bytes(params=10, gradient_bytes=4, passes=3) == 120
+    assert f.gradient_clip_bytes(params=10, gradient_bytes=4) == 120  # read; read, written
+    assert f.gradient_buffer_bytes(params=10, gradient_bytes=4) == 120  # zeroed; read, written
+    # A table of ten: zeros written; then read, and a sum of four bytes each read and written.
+    assert f.embedding_gradient_bytes(params=10, element_bytes=2, gradient_bytes=4, accumulates=0) == 20
+    assert f.embedding_gradient_bytes(params=10, element_bytes=2, gradient_bytes=4, accumulates=1) == 120
     assert f.quantise_bytes(elements=10, source_bytes=2, stored_bytes=1) == 40
 
 

@@ -16,6 +16,7 @@ from gpucalc.catalog import open_catalog
 from gpucalc.graph import Graph
 from gpucalc.line import Line
 from gpucalc.plan.layout import Layout, Recipe
+from gpucalc.plan.memory import memory_peak
 from gpucalc.plan.rates import sample_flops, throughput
 from gpucalc.plan.resolve import resolve_recipe, settle
 from gpucalc.plan.step_rates import TENSOR_HIDDEN
@@ -263,3 +264,36 @@ def test_deepspeed_hooks_show_on_short_sequences() -> None:
 
     assert launch(256, 3) > launch(256, 2) > launch(256, 1)
     assert launch(8192, 2) == 0
+
+
+def test_a_busier_rank_of_experts_slows_a_step_and_needs_memory() -> None:
+    graph, layout, cluster = graph_of("mixtral-8x7b"), layout_of(ep=8, dp=8), cluster_of(8)
+    even, busy = (recipe_of(graph, ep=8, expert_imbalance=factor) for factor in (1.0, 1.5))
+    steps = {recipe: step_time(graph, layout, recipe, cluster) for recipe in (even, busy)}
+    assert steps[busy].value > 1.05 * steps[even].value
+    assert steps[busy].child("expert_parallel").value == pytest.approx(
+        1.5 * steps[even].child("expert_parallel").value, rel=0.05
+    )
+    kept = {
+        recipe: memory_peak(graph, layout, recipe, hopper_or_later=True, nvlink=True).tree.value
+        for recipe in (even, busy)
+    }
+    assert kept[busy] > kept[even]
+
+
+def test_the_token_table_is_summed_whole_in_every_micro_batch() -> None:
+    graph, cluster = graph_of("llama-3-8b"), cluster_of(8)
+    table = 128256 * 4096
+
+    def moved(framework: str, micro_batches: int, frozen: tuple[str, ...] = ()) -> float | None:
+        recipe = recipe_of(graph, framework=framework, frozen=frozen)
+        step = step_time(graph, layout_of(micro_batches=micro_batches), recipe, cluster)
+        for line in step.child("backward").child("micro_batch").children:
+            if line.name == "embedding":
+                return float(line.children[0].inputs["bytes_moved"].value)
+        return None
+
+    assert moved("megatron", 4) == table * (2 + 2 + 2 * 4)
+    assert moved("megatron", 1) == table * (2 + 2 + 2 * 4)
+    assert moved("fsdp", 1) == table * 2
+    assert moved("megatron", 4, ("embedding",)) is None

@@ -308,14 +308,35 @@ def optimizer_traffic_bytes(
     return params * (gradient_bytes + passes * 2 * state_bytes + parameter_bytes)
 
 
+@formula(unit="bytes", source="Arithmetic: the norm reads every gradient, scaling reads and writes it")
+def gradient_clip_bytes(*, params: Num, gradient_bytes: Num) -> Num:
+    """HBM bytes of clipping the gradients of `params` local parameters by their global norm."""
+    return 3 * params * gradient_bytes
+
+
 @formula(
     unit="bytes",
-    source="Norm reads every gradient, scaling reads and writes it; Megatron also zeroes its buffer and"
-    " divides it by the ranks (distributed_data_parallel.py)",
+    source="Megatron-LM core/distributed/distributed_data_parallel.py and param_and_grad_buffer.py: the"
+    " buffer is set to zero before a step, and multiplied by one over the ranks before its reduction",
 )
-def gradient_clip_bytes(*, params: Num, gradient_bytes: Num, passes: Num) -> Num:
-    """HBM bytes of clipping gradients by their global norm and of keeping their buffer."""
-    return passes * params * gradient_bytes
+def gradient_buffer_bytes(*, params: Num, gradient_bytes: Num) -> Num:
+    """HBM bytes of keeping a contiguous gradient buffer over `params` parameters: one write, one scaling."""
+    return 3 * params * gradient_bytes
+
+
+@formula(
+    unit="bytes",
+    source="PyTorch aten/native/cuda/Embedding.cu: backward fills a table of zeros and adds the tokens' rows"
+    " to it; AccumulateGrad, and Megatron-LM's hook on its fp32 buffer, then add the whole table to the sum",
+)
+def embedding_gradient_bytes(
+    *, params: Num, element_bytes: Num, gradient_bytes: Num, accumulates: Num
+) -> Num:
+    """HBM bytes of the gradient of a table of `params` parameters in a micro-batch, whatever its tokens.
+
+    accumulates: 1 where the table is added to a sum (read, and the sum read and written), else 0.
+    """
+    return params * (element_bytes + accumulates * (element_bytes + 2 * gradient_bytes))
 
 
 @formula(

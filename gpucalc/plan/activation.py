@@ -328,7 +328,7 @@ def _ffn_lines(ffn: FeedForward, block: Block, recipe: Recipe, frozen: bool) -> 
             expert_ffn=ffn.expert_ffn,
             expert_tensors=_expert_tensors(ffn, recipe),
             activation_bytes=size,
-            imbalance=1.0,
+            imbalance=recipe.expert_imbalance,
         )
     )
     lines.append(compute("router", act.router_saved_bytes, experts=ffn.experts, top_k=ffn.top_k))

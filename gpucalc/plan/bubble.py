@@ -95,7 +95,7 @@ def _chunk_seconds(
         for run in time.stage.layers:
             if not run.in_trunk:
                 beside = [b + run.count * s for b, s in zip(beside, each[id(run.block)], strict=True)]
-        for name in ("inputs", "head"):
+        for name in ("inputs", "embedding", "head"):
             beside[0] += sum(line.value for line in time.forward if line.name == name)
             beside[1] += sum(line.value for line in time.backward if line.name == name)
         place = 0 if time.stage.first else len(counts) - 1

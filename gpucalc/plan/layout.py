@@ -126,6 +126,7 @@ class Recipe:
     gathered_tp_inputs: bool  # tensor-parallel linears keep their gathered, whole input
     hook_stage: int  # of DeepSpeed's ZeRO, whose hooks run on one GPU too
     overlap: bool  # communication runs beside computation
+    expert_imbalance: float  # tokens of the busiest rank's experts over the mean
     moe_dispatcher: str  # alltoall: a copy of a token per expert | deepep: one per rank
     year: int  # of the software: what it overlaps and which kernels it calls
     offload: tuple[str, ...]  # any of optimizer, gradients, parameters, activations; nvme: to disk

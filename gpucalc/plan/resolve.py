@@ -241,6 +241,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         gathered_tp_inputs=framework == "torchtitan",
         hook_stage=stage if framework == "deepspeed" else 0,
         overlap=run.overlap,
+        expert_imbalance=run.expert_imbalance or 1.0,
         moe_dispatcher=run.moe_dispatcher or "alltoall",
         year=year,
         offload=offload,

@@ -12,7 +12,7 @@ from gpucalc.line import Line, compute, total
 from gpucalc.num import Num, is_scalar, maximum, where
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links
-from gpucalc.plan.stages import LayerRun, Stage, block_tensors
+from gpucalc.plan.stages import LayerRun, Params, Stage, block_tensors
 from gpucalc.plan.step_rates import (
     CONTENTION,
     GRADIENT_HOOK_CALLS,
@@ -82,6 +82,14 @@ def value_of(lines: list[Line]) -> Num:
     for line in lines:
         result = result + line.value
     return result
+
+
+def rank_params(params: Params, layout: Layout) -> tuple[Num, Num]:
+    """Dense and expert parameters one rank holds before any sharding over data-parallel ranks."""
+    return (
+        params.sharded / layout.tp + params.replicated,
+        params.expert / (layout.ep * layout.etp),
+    )
 
 
 def composition(stage: Stage) -> Any:
@@ -171,6 +179,8 @@ def micro_batch_time(
         if inputs:
             work = head_work(0, 0, inputs, trunk.tokens, layout, recipe, device)
             _add(time, work, "inputs", 1, recipe, checkpointed=False)
+        if stage.embedding.total and recipe.adapters is None and "embedding" not in recipe.frozen:
+            time.backward.append(_embedding_gradient(stage, layout, recipe, device))
     if stage.last and graph.head is not None and (graph.head.vocab or graph.head.linears):
         head = graph.head
         rows = trunk.tokens if head.vocab else layout.micro_batch
@@ -180,6 +190,21 @@ def micro_batch_time(
     host = compute("host", f.launch_s, kernels=kernels, kernel_launch_s=device.launch)
     time.launch = compute("launch", f.exposed_launch_s, device_s=time.busy_s, host_s=host)
     return time
+
+
+def _embedding_gradient(stage: Stage, layout: Layout, recipe: Recipe, device: Device) -> Line:
+    """The token table's gradient, as large as the table however few tokens a micro-batch has."""
+    table, _ = rank_params(stage.embedding, layout)
+    added = 1 if recipe.framework == "megatron" else where(layout.micro_batches > 1, 1, 0)
+    moved = compute(
+        "bytes",
+        f.embedding_gradient_bytes,
+        params=table,
+        element_bytes=recipe.compute_bytes,
+        gradient_bytes=recipe.gradient_bytes,
+        accumulates=added,
+    )
+    return _times("embedding", device.move("embedding_gradient", moved), 1)
 
 
 def _all_calls(forward: Num, recipe: Recipe) -> Num:
@@ -293,7 +318,7 @@ def _expert_parallel(block: Block, shape: Shape, layout: Layout, recipe: Recipe,
     if not isinstance(part, Moe) or (is_scalar(layout.ep) and layout.ep == 1):
         return None
     load: dict[str, Any] = {
-        "tokens": shape.tokens / layout.tp * layout.etp,
+        "tokens": recipe.expert_imbalance * shape.tokens / layout.tp * layout.etp,
         "hidden": part.latent or part.hidden,
         "element_bytes": recipe.activation_bytes,
     }

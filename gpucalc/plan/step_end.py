@@ -11,8 +11,8 @@ from gpucalc.line import Kind, Line, compute, total
 from gpucalc.num import Num, is_scalar, maximum, where
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links
-from gpucalc.plan.stage_time import StageTime, stack_shape
-from gpucalc.plan.stages import Params, Stage, block_tensors
+from gpucalc.plan.stage_time import StageTime, rank_params, stack_shape
+from gpucalc.plan.stages import Stage, block_tensors
 from gpucalc.plan.step_rates import (
     ABOVE,
     CONTENTION,
@@ -30,14 +30,6 @@ from gpucalc.plan.work import (
     Device,
     has_experts,
 )
-
-
-def rank_params(params: Params, layout: Layout) -> tuple[Num, Num]:
-    """Dense and expert parameters one rank holds before any sharding over data-parallel ranks."""
-    return (
-        params.sharded / layout.tp + params.replicated,
-        params.expert / (layout.ep * layout.etp),
-    )
 
 
 def _expert_replicas(layout: Layout) -> Num:
@@ -248,7 +240,6 @@ def optimizer_line(stage: Stage, layout: Layout, recipe: Recipe, device: Device,
         f.gradient_clip_bytes,
         params=local,
         gradient_bytes=recipe.gradient_bytes,
-        passes=6 if recipe.framework == "megatron" else 3,
     )
     update = compute(
         "update_bytes",
@@ -260,6 +251,14 @@ def optimizer_line(stage: Stage, layout: Layout, recipe: Recipe, device: Device,
         passes=OPTIMIZER_PASSES[recipe.kernels],
     )
     parts = [device.move("clip", clip), device.move("update", update)]
+    if recipe.framework == "megatron":  # whole, though each rank steps a share of it
+        buffer = compute(
+            "buffer_bytes",
+            f.gradient_buffer_bytes,
+            params=dense + expert,
+            gradient_bytes=recipe.gradient_bytes,
+        )
+        parts.insert(0, device.move("gradient_buffer", buffer))
     calls = _optimizer_calls(stage, recipe)
     if calls:
         # The host is the slower side on the many small tensors of the layers, not on the tables.

@@ -230,7 +230,7 @@ def backward_working_set(rank: Rank) -> tuple[Line, ...]:
     tokens = rank.run_tokens(run)
     hidden = run.stack.hidden
     size = recipe.activation_bytes
-    width, gated = _mlp_width(ffn)
+    width, gated = _mlp_width(ffn, recipe.expert_imbalance)
     gathered = where(layout.sequence_parallel, where(layout.tp > 1, 1, 0), 0)
     candidates = []
     if recipe.framework == "megatron":
@@ -319,10 +319,10 @@ def end_transients(rank: Rank) -> tuple[Line, ...]:
     )
 
 
-def _mlp_width(ffn: object) -> tuple[float, bool]:
+def _mlp_width(ffn: object, expert_imbalance: float) -> tuple[float, bool]:
     """Width of the gradients in the feed-forward backward, per token, and whether it is gated."""
     if isinstance(ffn, Mlp):
         return ffn.ffn, ffn.gated
     if isinstance(ffn, Moe):
-        return ffn.top_k * ffn.expert_ffn + ffn.shared_ffn, ffn.gated
+        return expert_imbalance * ffn.top_k * ffn.expert_ffn + ffn.shared_ffn, ffn.gated
     return 0, False

@@ -329,12 +329,17 @@ def _norm(work: LayerWork, norm: Norm, tokens: Num, code: str, size: Num, device
     _elementwise(work, norm.name, tokens, norm.width, passes, size, device)
 
 
-def local_shape(linear: Linear, tokens: Num, layout: Layout) -> tuple[Num, Num, Num, Num]:
-    """Rows, inputs, outputs and matrices of a linear on one rank."""
+def local_shape(
+    linear: Linear, tokens: Num, layout: Layout, *, imbalance: float
+) -> tuple[Num, Num, Num, Num]:
+    """Rows, inputs, outputs and matrices of a linear on one rank.
+
+    imbalance: tokens of the busiest rank's experts over the mean, which the others wait for.
+    """
     if linear.shard is Shard.EXPERT:
         # Every rank computes top_k / tp of its tokens' expert work, in tiles of whole rows.
         matrices = maximum(linear.copies / layout.ep, 1)
-        rows = tokens * linear.active * layout.etp / layout.tp
+        rows = imbalance * tokens * linear.active * layout.etp / layout.tp
         padded = ceil_div(rows / matrices, TILE_ROWS) * TILE_ROWS * matrices
         return where(rows > 0, padded, rows), linear.inputs, linear.outputs / layout.etp, matrices
     rows = tokens * linear.active
@@ -360,7 +365,7 @@ def linear_lines(
 
     fused: the experts of a rank are one kernel.
     """
-    rows, inputs, outputs, matrices = local_shape(linear, tokens, layout)
+    rows, inputs, outputs, matrices = local_shape(linear, tokens, layout, imbalance=recipe.expert_imbalance)
     low = low and linear.shard is not Shard.REPLICATED
     rates = device.matrix if low else device.wide
     operand = _stored_bytes(recipe.math) if low else where(recipe.activation_bytes == 4, 4, 2)
@@ -438,7 +443,9 @@ def _linears(
         work.matrix.append(forward if forward.name == linear.name else replace(forward, name=linear.name))
         work.matrix_back.extend(backward)
         work.calls += LINEAR_CALLS[recipe.kernels]
-        rows, inputs, outputs, matrices = local_shape(linear, tokens, layout)
+        rows, inputs, outputs, matrices = local_shape(
+            linear, tokens, layout, imbalance=recipe.expert_imbalance
+        )
         if linear.shard is Shard.EXPERT and not fused:
             work.calls += matrices * EXPERT_CALLS[recipe.kernels] * (2 if low else 1)
         fresh = (linear.inputs, linear.active) not in seen
@@ -713,7 +720,7 @@ def _feed_forward(
     if isinstance(part, Mlp):
         _elementwise(work, "activation", shape.tokens, part.ffn / layout.tp, passes, size, device)
         return
-    routed = shape.tokens * part.top_k / layout.tp
+    routed = recipe.expert_imbalance * shape.tokens * part.top_k / layout.tp
     if not _fused_experts(part, recipe):
         work.calls += MOE_CALLS[code]
         _elementwise(work, "expert_activation", routed, part.expert_ffn, passes, size, device)

@@ -310,6 +310,11 @@ class TrainRun(Spec):
         default=None,
         description="how tokens reach experts: a copy per expert, or one per rank (DeepEP, HybridEP)",
     )
+    expert_imbalance: Annotated[float, Field(ge=1, le=1024)] | None = Field(
+        default=None,
+        description="tokens of the busiest expert-parallel rank over the mean;"
+        " where experts are padded, their capacity factor",
+    )
     reduce_dtype: Literal["fp32", "bf16"] | None = Field(
         default=None,
         description="type gradients are reduced in, and kept in under Megatron; unset: the framework's own",
@@ -666,6 +671,8 @@ def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
         chosen["etp"] = 1
     if run.moe_dispatcher is None and run.ep != 1:
         choose("moe_dispatcher", "alltoall", "the default of every framework until asked for DeepEP")
+    if run.expert_imbalance is None and run.ep != 1:
+        choose("expert_imbalance", 1.0, "the router spreads tokens evenly, as training drives it to")
     if run.method != "full" and run.lora is None:
         choose("lora", Lora(), "PEFT's usual choice: rank 16 on every linear layer, fp32 adapters")
     if run.method == "qlora" and run.quantization is None:
