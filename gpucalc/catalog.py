@@ -133,6 +133,23 @@ class Catalog:
             self._index[kind] = index | {_fold(stem): stem for stem in self._stems(kind)}
         return self._index[kind].get(_fold(name))
 
+    def clashes(self, kind: str, stem: str) -> dict[str, str]:
+        """Names of a file that another file of its kind has too, and that file's stem."""
+        key = f"names of {kind}"
+        if key not in self._index:
+            owners: dict[str, str] = {}
+            for other, path in self._stems(kind).items():
+                for name in _all_names(other, path).values():
+                    owners[name] = f"{owners[name]} {other}" if name in owners else other
+            self._index[key] = owners
+        path = self._stems(kind)[stem]
+        shared = {name: self._index[key][folded] for name, folded in _all_names(stem, path).items()}
+        return {
+            name: next(other for other in owners.split() if other != stem)
+            for name, owners in shared.items()
+            if " " in owners
+        }
+
     def _find_alias(self, kind: str, name: str, where: str) -> Named:
         stems = self._stems(kind)
         wanted = _fold(name)
@@ -575,6 +592,13 @@ def _declared_names(path: Path) -> dict[str, list[str]]:
         else:  # written some other legal way: let the parser read it
             names[key] = [str(part) for part in load_yaml(path).data.get(key) or ()]
     return names
+
+
+def _all_names(stem: str, path: Path) -> dict[str, str]:
+    """Everything a file may be called, as written and as compared; each once."""
+    declared = _declared_names(path)
+    names = {_fold(name): name for name in (*declared["aliases"], *declared["default_for"], stem)}
+    return {name: folded for folded, name in names.items()}
 
 
 def _scaled(figure: Figure, factor: float, note: str | None = None) -> Figure:

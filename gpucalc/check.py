@@ -31,7 +31,7 @@ from gpucalc.plan.evaluate import ErrorTable, Subject
 from gpucalc.planner import plan_job
 from gpucalc.spec.check import FITS, QUANTITIES, WITHIN, Cell, Expectation, read_expect, read_matrix
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.yamlio import Document, load_yaml, read_text
+from gpucalc.spec.yamlio import Document, load_yaml, nearest_line, read_text
 
 MAX_JOBS = 10_000  # in one run
 WORSE = 0.01  # a miss that grew by less than this is the one the baseline knows
@@ -200,12 +200,7 @@ class _Place:
 
     def line(self, path: str) -> int:
         """The line of a key of the job, or of the nearest group around it."""
-        key = f"{self.key}.{path}" if self.key and path else self.key or path
-        while key:
-            if key in self.lines:
-                return self.lines[key]
-            key = key.rpartition(".")[0]
-        return 1
+        return nearest_line(self.lines, f"{self.key}.{path}" if self.key and path else self.key or path)
 
 
 def _file(file: str, plans: _Plans) -> Iterator[Finding]:

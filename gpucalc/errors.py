@@ -31,7 +31,7 @@ class InputError(GpucalcError):
 
     `where` is the file or flag, `key` the dotted path in it, `given` the offending value,
     `legal` what would be accepted, `near` the closest legal names. All optional; the message
-    always reads as one line.
+    always reads as one line. `also`: the other errors of the same file, said in that line too.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class InputError(GpucalcError):
         self.given = given
         self.legal = legal
         self.near = tuple(near)
+        self.also: tuple[InputError, ...] = ()
         super().__init__(self._one_line())
 
     def _one_line(self) -> str:

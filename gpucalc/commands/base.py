@@ -50,9 +50,11 @@ app = typer.Typer(
 gpus_app = _group("List, show and compare GPUs, every figure with its source.")
 models_app = _group("List, show and compare models, with parameters counted.")
 systems_app = _group("List, show and compare servers and cloud instances.")
+catalog_app = _group("Check catalogue files, your own too; list the folders that are searched.")
 app.add_typer(gpus_app, name="gpus")
 app.add_typer(models_app, name="models")
 app.add_typer(systems_app, name="systems")
+app.add_typer(catalog_app, name="catalog")
 
 
 def names_of(kind: str) -> Callable[[str], list[str]]:

@@ -1,4 +1,4 @@
-"""Commands that show what is known: gpus, systems, models, claims."""
+"""Commands that show what is known, and check it: gpus, systems, models, catalog, claims."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from gpucalc.commands.base import (
     CatalogDir,
     Json,
     app,
+    catalog_app,
     draw,
+    emit,
     emit_json,
     gpus_app,
     models_app,
     names_of,
     systems_app,
 )
+from gpucalc.errors import ExitCode
 
 if TYPE_CHECKING:
-
     from gpucalc.counts import Counts
     from gpucalc.spec.model import ModelSpec
 
@@ -196,6 +198,49 @@ def models_compare(a: ModelName, b: ModelName, catalog: CatalogDir = None, as_js
         from gpucalc.report import catalogue
 
         draw(catalogue.facts_comparison(first, second, (specs[0].label, specs[1].label)))
+
+
+@catalog_app.command("list")
+def catalog_list(catalog: CatalogDir = None, as_json: Json = False) -> None:
+    """List the folders that are searched, in their order."""
+    from gpucalc.catalog import roots, shipped
+    from gpucalc.catalog_check import kinds_of
+
+    folders = kinds_of(roots(catalog))
+    if as_json:
+        emit_json({"folders": [{"path": str(path), "files": kinds} for path, kinds in folders.items()]})
+    else:
+        from gpucalc.report import catalogue
+
+        draw(catalogue.folders(folders, shipped()))
+
+
+@catalog_app.command("check")
+def catalog_check(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="PATH...", help="Files and folders; all that are searched when none is named."
+        ),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on warnings too.")] = False,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+) -> None:
+    """Check catalogue files; exit 1 on an error."""
+    from gpucalc.catalog import roots
+    from gpucalc.catalog_check import check_files
+    from gpucalc.commands.progress import shown
+
+    with shown("catalogue files") as progress:
+        report = check_files(paths or (), roots(catalog), progress=progress)
+    if as_json:
+        emit_json(report.document())
+    else:
+        # One line each, however long: editors and programs find the place in it.
+        emit("\n".join([*(finding.text for finding in report.findings), report.summary]))
+    if not report.passes(strict=strict):
+        raise typer.Exit(ExitCode.NO)
 
 
 def _model(name: str, folder: Path | None) -> tuple[ModelSpec, str, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -163,6 +164,17 @@ def facts_comparison(
         ratio = f"{b / a:.2f}" if _is_number(a) and _is_number(b) and a else ""  # type: ignore[operator]
         table.add_row(Text(clean(key)), Text(clean(_fact(a))), Text(clean(_fact(b))), Text(ratio))
     return table
+
+
+def folders(found: Mapping[Path, Mapping[str, int]], shipped: Path) -> RenderableType:
+    """Catalogue folders in the order they are searched, with the files of each kind."""
+    parts: list[RenderableType] = [heading("Catalogue folders, the first that has a name wins")]
+    for path, kinds in found.items():
+        # A path is shown whole, to be copied.
+        parts.append(indent(Text(clean(path) + (" (shipped)" if path == shipped else ""), overflow="fold")))
+        held = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+        parts.append(indent(Text(held or "nothing", QUIET), 4))
+    return Group(*parts)
 
 
 def _facts(known: Mapping[str, object]) -> Table:

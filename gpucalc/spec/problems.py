@@ -91,6 +91,7 @@ def together(errors: list[InputError]) -> InputError:
             )
         )
     first.args = ("; also ".join(texts),)
+    first.also = tuple(errors[1:])
     return first
 
 

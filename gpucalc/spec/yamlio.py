@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,15 @@ class Document:
                 found.setdefault(key, line)
                 waiting.append((key, below, depth + 1))
         return found
+
+
+def nearest_line(lines: Mapping[str, int], key: str) -> int:
+    """The line of a dotted key, or of the nearest group around it."""
+    while key:
+        if key in lines:
+            return lines[key]
+        key = key.rpartition(".")[0]
+    return 1
 
 
 def load_yaml(path: str | Path, *, max_bytes: int = MAX_BYTES, mapping: bool = True) -> Document:
