@@ -116,6 +116,11 @@ def test_bytes_by_hand() -> None:
     )
     assert f.gradient_clip_bytes(params=10, gradient_bytes=4) == 120  # read; read, written
     assert f.gradient_buffer_bytes(params=10, gradient_bytes=4) == 120  # zeroed; read, written
+    assert f.sustained_flops_per_s(peak_flops_per_s=1000, clock_share=0.8) == 800
+    assert f.sustained_clock_hz(clock_hz=2000, clock_share=0.75) == 1500
+    # 100 samples at 20 a second take 5 s, of which 2 lie beside the step.
+    assert f.exposed_input_s(samples=100, input_samples_per_s=20, step_s=2) == 3
+    assert f.exposed_input_s(samples=100, input_samples_per_s=20, step_s=9) == 0
     # A table of ten: zeros written; then read, and a sum of four bytes each read and written.
     assert f.embedding_gradient_bytes(params=10, element_bytes=2, gradient_bytes=4, accumulates=0) == 20
     assert f.embedding_gradient_bytes(params=10, element_bytes=2, gradient_bytes=4, accumulates=1) == 120

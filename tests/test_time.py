@@ -297,3 +297,34 @@ def test_the_token_table_is_summed_whole_in_every_micro_batch() -> None:
     assert moved("megatron", 1) == table * (2 + 2 + 2 * 4)
     assert moved("fsdp", 1) == table * 2
     assert moved("megatron", 4, ("embedding",)) is None
+
+
+def test_a_power_cap_slows_what_multiplies_and_not_what_moves() -> None:
+    graph, layout, cluster = graph_of("llama-3-8b"), layout_of(), cluster_of(8)
+    full = step_time(graph, layout, recipe_of(graph), cluster)
+    capped = step_time(graph, layout, recipe_of(graph, clock_share=0.5), cluster)
+    assert capped.child("optimizer").value == full.child("optimizer").value
+    assert 1.7 < capped.child("forward").value / full.child("forward").value < 2
+    image = graph_of("resnet-50")
+    steps = [
+        step_time(image, layout_of(micro_batch=64), recipe_of(image, clock_share=share), cluster).value
+        for share in (1.0, 0.8)
+    ]
+    assert steps[1] > steps[0]
+
+
+def test_a_slow_host_sets_the_pace() -> None:
+    graph, layout, cluster = graph_of("resnet-50"), layout_of(micro_batch=64), cluster_of(8)
+    free = step_time(graph, layout, recipe_of(graph), cluster)
+    rate = layout.global_batch / free.value
+    held = step_time(graph, layout, recipe_of(graph, input_samples_per_s=rate / 3), cluster)
+    assert held.value == pytest.approx(3 * free.value)
+    assert binding(held) == "data loading"
+    fed = step_time(graph, layout, recipe_of(graph, input_samples_per_s=2 * rate), cluster)
+    assert fed.value == free.value
+
+
+def test_image_networks_are_bound_by_what_they_move() -> None:
+    graph = graph_of("resnet-50")
+    step = step_time(graph, layout_of(micro_batch=256), recipe_of(graph), cluster_of(8, "a100-sxm-80gb"))
+    assert binding(step) == "memory bandwidth"

@@ -308,6 +308,27 @@ def optimizer_traffic_bytes(
     return params * (gradient_bytes + passes * 2 * state_bytes + parameter_bytes)
 
 
+@formula(
+    unit="FLOP/s",
+    source="Cycles times work per cycle: matrix units follow the clock that power and cooling allow",
+)
+def sustained_flops_per_s(*, peak_flops_per_s: Num, clock_share: Num) -> Num:
+    """Peak at the clock a GPU holds under load, as a share of the clock the kernel rates were measured at."""
+    return peak_flops_per_s * clock_share
+
+
+@formula(unit="Hz", source="A power cap or a warm room lowers the clock of every multiprocessor alike")
+def sustained_clock_hz(*, clock_hz: Num, clock_share: Num) -> Num:
+    """Clock a GPU holds under load."""
+    return clock_hz * clock_share
+
+
+@formula(unit="s", source="Loading runs beside the step; what it takes longer is waited for")
+def exposed_input_s(*, samples: Num, input_samples_per_s: Num, step_s: Num) -> Num:
+    """Time the GPUs wait for the host to load and decode the next step's samples."""
+    return maximum(samples / input_samples_per_s - step_s, 0)
+
+
 @formula(unit="bytes", source="Arithmetic: the norm reads every gradient, scaling reads and writes it")
 def gradient_clip_bytes(*, params: Num, gradient_bytes: Num) -> Num:
     """HBM bytes of clipping the gradients of `params` local parameters by their global norm."""

@@ -117,7 +117,7 @@ class Plan:
     throughput: Line | None
     cost: Line | None
     speed_error: tuple[float, str] | None  # expected error of time and rates, and what it rests on
-    binds: str  # compute | memory bandwidth | link | latency | bubble | memory capacity
+    binds: str  # compute | memory bandwidth | link | latency | bubble | data loading | memory capacity
     assumptions: tuple[Assumption, ...]
     actions: tuple[Action, ...]
     notes: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.stage_time import StageTime
 from gpucalc.plan.stages import stages
 from gpucalc.plan.step_rates import DIRECT_SHARE, IMAGE_BYTES_PER_CLOCK, NETWORK_BACKWARD, WHOLE_SHARE
-from gpucalc.plan.work import Device
+from gpucalc.plan.work import Device, stated_share
 
 
 def whole_network(graph: Graph, layout: Layout, recipe: Recipe, device: Device) -> StageTime:
@@ -43,7 +43,7 @@ def whole_network(graph: Graph, layout: Layout, recipe: Recipe, device: Device) 
         rest = compute(
             "bytes", f.elementwise_bytes, tokens=images, width=traffic, passes=factor, element_bytes=size
         )
-        elementwise = _image_traffic("elementwise", rest, device)
+        elementwise = _image_traffic("elementwise", rest, device, recipe.clock_share)
         lines.append(total(name, (*(convolutions for _ in range(products)), elementwise), unit="s"))
     kernels = network.layers or 0
     host = compute("host", f.launch_s, kernels=3 * kernels, kernel_launch_s=device.launch)
@@ -51,17 +51,20 @@ def whole_network(graph: Graph, layout: Layout, recipe: Recipe, device: Device) 
     return time
 
 
-def _image_traffic(name: str, moved: Line, device: Device) -> Line:
+def _image_traffic(name: str, moved: Line, device: Device, clock_share: float) -> Line:
     """Elementwise layers of image networks; bound by memory alone where the GPU's clock is not known."""
     gpu = device.gpu
     if gpu.sm_count is None or gpu.boost_clock is None:
         return device.move(name, moved)
+    clock = gpu.boost_clock.line("boost_clock")
+    if clock_share != 1:
+        clock = compute("clock", f.sustained_clock_hz, clock_hz=clock, clock_share=stated_share(clock_share))
     return compute(
         name,
         f.image_traffic_s,
         bytes_moved=moved,
         multiprocessors=gpu.sm_count,
-        clock_hz=gpu.boost_clock.line("boost_clock"),
+        clock_hz=clock,
         bytes_per_clock=IMAGE_BYTES_PER_CLOCK,
         **device.traffic,
     )

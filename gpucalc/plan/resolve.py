@@ -241,6 +241,8 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         gathered_tp_inputs=framework == "torchtitan",
         hook_stage=stage if framework == "deepspeed" else 0,
         overlap=run.overlap,
+        clock_share=run.clock_share or 1.0,
+        input_samples_per_s=None if run.input_samples_per_s == "enough" else run.input_samples_per_s,
         expert_imbalance=run.expert_imbalance or 1.0,
         moe_dispatcher=run.moe_dispatcher or "alltoall",
         year=year,

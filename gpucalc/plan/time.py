@@ -167,6 +167,16 @@ def _step_of(
     parts.extend(data_parallel_lines(worst, layout, recipe, links))
     parts.extend(offload_lines(graph, worst, layout, recipe, device))
     parts.append(optimizer_line(worst.stage, layout, recipe, device, cluster.gpus_per_node))
+    if recipe.input_samples_per_s is not None:
+        parts.append(
+            compute(
+                "input_wait",
+                f.exposed_input_s,
+                samples=layout.global_batch,
+                input_samples_per_s=recipe.input_samples_per_s,
+                step_s=total("busy", tuple(parts), unit="s"),
+            )
+        )
     return total("step", tuple(parts), unit="s", kind=_modelled(parts))
 
 
@@ -188,13 +198,14 @@ def _with_children(line: Line) -> Line:
 
 
 def binding(step: Line) -> str:
-    """What takes most of the step: compute, memory bandwidth, link, latency or bubble."""
+    """What takes most of the step: compute, memory bandwidth, link, latency, bubble or data loading."""
     sums: dict[str, float] = {
         "compute": 0.0,
         "memory bandwidth": 0.0,
         "link": 0.0,
         "latency": 0.0,
         "bubble": 0.0,
+        "data loading": 0.0,
     }
     links = {
         "tensor_parallel",
@@ -209,17 +220,14 @@ def binding(step: Line) -> str:
             sums["link"] += part.value
         elif part.name == "bubble":
             sums["bubble"] += part.value
+        elif part.name == "input_wait":
+            sums["data loading"] += part.value
         elif part.name == "launch":
             sums["latency"] += part.value
         elif part.name == "optimizer":
             sums["memory bandwidth"] += part.value
         else:
-            moved = sum(
-                line.value * _repeats(part, run)
-                for run in _runs(part)
-                for line in run.children[0].children
-                if line.name == "elementwise"
-            )
+            moved = sum(line.value * _repeats(part, run) for run in _runs(part) for line in _moves(run))
             sums["memory bandwidth"] += moved
             sums["compute"] += part.value - moved
     return max(sums, key=sums.__getitem__)
@@ -227,6 +235,15 @@ def binding(step: Line) -> str:
 
 def _runs(part: Line) -> tuple[Line, ...]:
     return tuple(run for run in part.children[0].children if run.children)
+
+
+def _moves(run: Line) -> list[Line]:
+    """The lines of a run of layers, of the token table or of a whole network that move bytes alone."""
+    if run.name == "embedding":
+        return [run.children[0]]
+    network = any(line.name == "elementwise" for line in run.children)
+    lines = run.children if network else run.children[0].children
+    return [line for line in lines if line.name == "elementwise"]
 
 
 def _repeats(part: Line, run: Line) -> float:

@@ -119,7 +119,7 @@ class Device:
             rate: KernelRate, math: str, share: str, alone: Line | None = None, inside: Line = training
         ) -> dict[str, Any]:
             return {
-                "peak_flops_per_s": _peak(gpu, math),
+                "peak_flops_per_s": _peak(gpu, math, recipe.clock_share),
                 share: compute(
                     share,
                     f.in_step_efficiency,
@@ -165,13 +165,22 @@ class Device:
         return compute(name, f.traffic_s, bytes_moved=bytes_moved, **self.traffic)
 
 
-def _peak(gpu: GpuSpec, math: str) -> Line:
+def _peak(gpu: GpuSpec, math: str, clock_share: float) -> Line:
     peak = gpu.peak(math)
     if peak is None:
         raise InputError(
             "this GPU does not multiply in that precision", where=gpu.id, given=math, legal=sorted(gpu.peaks)
         )
-    return peak
+    if clock_share == 1:
+        return peak
+    return compute(
+        "sustained", f.sustained_flops_per_s, peak_flops_per_s=peak, clock_share=stated_share(clock_share)
+    )
+
+
+def stated_share(clock_share: float) -> Line:
+    """The share of its clock a GPU holds, as the run states it."""
+    return Line("clock_share", clock_share, "fraction", Kind.ASSUMED, source="run.clock_share")
 
 
 def _gemm(kernels: KernelSpec, math: str) -> KernelRate:

@@ -315,6 +315,15 @@ class TrainRun(Spec):
         description="tokens of the busiest expert-parallel rank over the mean;"
         " where experts are padded, their capacity factor",
     )
+    clock_share: Annotated[float, Field(gt=0, le=1.5)] | None = Field(
+        default=None,
+        description="clock the GPUs hold under load over that of the runs the rates come from;"
+        " a power cap lowers it",
+    )
+    input_samples_per_s: Annotated[float, Field(gt=0)] | Literal["enough"] | None = Field(
+        default=None,
+        description="samples a second the host loads and decodes for all GPUs; enough: never waited for",
+    )
     reduce_dtype: Literal["fp32", "bf16"] | None = Field(
         default=None,
         description="type gradients are reduced in, and kept in under Megatron; unset: the framework's own",
@@ -640,6 +649,10 @@ def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
     if run.year is None:
         choose("year", THIS_YEAR, "today's releases; older ones hold more memory and run slower")
     year = run.year if run.year is not None else THIS_YEAR
+    if run.clock_share is None:
+        choose("clock_share", 1.0, "the GPUs hold the clocks they had in published runs, no power cap below")
+    if run.input_samples_per_s is None:
+        choose("input_samples_per_s", "enough", "the host loads the next step's samples in time")
     if run.attention is None:
         if run.flash_attention is not None:
             chosen["attention"] = "flash" if run.flash_attention else "eager"  # said in other words
