@@ -7,13 +7,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpucalc.graph import Attention, Graph, Mlp, Moe, StateMixer
+from gpucalc.num import Num, where
 
 MOST_LISTED = 12  # legal values written out; of more, the nearest
 
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """The numbers a layout is built from, before they are known to be legal."""
+    """The numbers a layout is built from, before they are known to be legal.
+
+    The rules of sequences and batches take columns too.
+    """
 
     gpus: int
     tp: int
@@ -43,14 +47,14 @@ def broken_rules(graph: Graph, d: Degrees) -> tuple[str, ...]:
         rules.append(
             f"tp {d.tp} x cp {d.cp} x pp {d.pp} x dp {d.dp} = {product}, but there are {d.gpus} GPUs ({hint})"
         )
-    rules += _model_rules(graph, d)
-    if d.global_batch % (d.dp * d.micro_batch):
+    rules += model_rules(graph, d)
+    if uneven_batch(d):
         step = step_of(d)
         rules.append(
             f"global_batch {d.global_batch} is not a multiple of dp {d.dp} x micro_batch {d.micro_batch}"
             f" = {step} (nearest: {_multiples(d.global_batch, step)})"
         )
-    elif d.vpp > 1 and (d.global_batch // step_of(d)) % d.pp:
+    elif uneven_rounds(d):
         rules.append(
             f"interleaved schedule: {d.global_batch // step_of(d)} micro-batches are not a multiple of"
             f" pp {d.pp} (nearest global_batch: {_multiples(d.global_batch, d.pp * step_of(d))})"
@@ -59,12 +63,12 @@ def broken_rules(graph: Graph, d: Degrees) -> tuple[str, ...]:
         rules.append(f"vpp {d.vpp} needs pp > 1; use vpp 1")
     split = d.tp if d.sequence_parallel else 1
     legal = math.lcm(2 * d.cp if d.cp > 1 else 1, d.cp * split)
-    if d.cp > 1 and d.seq_len % (2 * d.cp):
+    if uneven_halves(d):
         rules.append(
             f"seq_len {d.seq_len} is not a multiple of 2 x cp {d.cp}"
             f" (nearest: {_multiples(d.seq_len, legal)})"
         )
-    elif split > 1 and (d.seq_len // d.cp) % split:
+    elif uneven_tokens(d):
         rules.append(
             f"sequence parallel: seq_len {d.seq_len} / cp {d.cp} is not a multiple of tp {d.tp}"
             f" (nearest seq_len: {_multiples(d.seq_len, legal)})"
@@ -72,12 +76,33 @@ def broken_rules(graph: Graph, d: Degrees) -> tuple[str, ...]:
     return tuple(rules)
 
 
+def uneven_batch(d: Degrees) -> Num:
+    """Whether ranks or micro-batches would not be given the same number of sequences."""
+    return d.global_batch % (d.dp * d.micro_batch) > 0
+
+
+def uneven_rounds(d: Degrees) -> Num:
+    """Whether an interleaved schedule would not be given whole rounds of micro-batches."""
+    return (d.vpp > 1) & ((d.global_batch // (d.dp * d.micro_batch)) % d.pp > 0)
+
+
+def uneven_halves(d: Degrees) -> Num:
+    """Whether context parallelism, which gives a rank one piece of each half, would split unevenly."""
+    return (d.cp > 1) & (d.seq_len % (2 * d.cp) > 0)
+
+
+def uneven_tokens(d: Degrees) -> Num:
+    """Whether sequence parallelism would give ranks different numbers of tokens."""
+    return (d.seq_len // d.cp) % where(d.sequence_parallel, d.tp, 1) > 0
+
+
 def step_of(d: Degrees) -> int:
     """Sequences that all data-parallel ranks take in one micro-batch."""
     return d.dp * d.micro_batch
 
 
-def _model_rules(graph: Graph, d: Degrees) -> list[str]:
+def model_rules(graph: Graph, d: Degrees) -> list[str]:
+    """Broken rules of the model's shape: what can be divided by which degree."""
     rules: list[str] = []
     if not graph.stacks:
         for name, value in (("tp", d.tp), ("pp", d.pp), ("cp", d.cp), ("ep", d.ep)):
