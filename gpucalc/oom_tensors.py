@@ -52,7 +52,8 @@ def _line(name: str, function: Callable[..., Any], **inputs: Any) -> Line:
 def _copies(subject: Subject, plan: Plan) -> Iterator[Tensor]:
     """4N and 2N, whole and divided; of what is trained alone where that is less."""
     layout = plan.layout
-    stage = stages(subject.graph, pp=layout.pp, vpp=layout.vpp)[plan.verdict.stage].params.total
+    ranks = stages(subject.graph, pp=layout.pp, vpp=layout.vpp, schedule=layout.schedule)
+    stage = ranks[plan.verdict.stage].params.total
     held = {"every parameter": float(subject.counts.total.value)}
     if layout.pp > 1:
         held["every parameter of the stage"] = float(stage)
@@ -123,7 +124,8 @@ def _layers(graph: Graph, plan: Plan) -> Iterator[Tensor]:
     """A whole layer gathered or reduced as one, and each matrix."""
     layout = plan.layout
     gathered = layout.zero_stage >= 3
-    for stage in stages(graph, pp=layout.pp, vpp=layout.vpp)[plan.verdict.stage : plan.verdict.stage + 1]:
+    held = stages(graph, pp=layout.pp, vpp=layout.vpp, schedule=layout.schedule)
+    for stage in held[plan.verdict.stage : plan.verdict.stage + 1]:
         for run in stage.layers:
             for element, kind in TYPES:
                 for ranks in dict.fromkeys((layout.tp, layout.tp * layout.shard)):

@@ -51,3 +51,64 @@ def test_zero_bubble_by_hand() -> None:
     assert f.zero_bubble_s(pp=1, forward_s=2.0, input_gradient_s=2.0, weight_gradient_s=1.5) == 0
     one_f_one_b = f.bubble_s(ideal_s=8 * 5.5, overhead=f.bubble_overhead(pp=4, vpp=1, micro_batches=8))
     assert one_f_one_b == 16.5
+
+
+def _dual_pipe_peak(*, ranks: int, rank: int, chunks: int) -> int:
+    """Micro-batches in flight on a rank at most, counted over the loops of DualPipe's own `step`."""
+    half = min(rank, ranks - 1 - rank)
+    rest, fill = ranks // 2 - half - 1, half + 1
+    held = peak = 0
+
+    def forward() -> None:
+        nonlocal held, peak
+        held += 1
+        peak = max(peak, held)
+
+    def backward() -> None:
+        nonlocal held
+        held -= 1
+
+    def overlapped() -> None:  # the forward pass runs beside the backward one
+        forward()
+        backward()
+
+    for _ in range(2 * rest + 2 * fill):  # steps 1 and 2
+        forward()
+    for _ in range(rest):  # step 3
+        backward()
+        forward()
+    for _ in range(2 * (chunks // 2 - ranks + half + 1)):  # step 4
+        overlapped()
+    for _ in range(rest):  # step 5
+        backward()
+        overlapped()
+    for _ in range(2 * fill + rest):  # steps 6 and 7
+        backward()
+    assert held == 0
+    return peak
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+def test_dual_pipe_holds_one_more_than_its_stages(ranks: int) -> None:
+    for rank in range(ranks):
+        for chunks in (2 * ranks, 2 * ranks + 2, 8 * ranks):
+            # In units of both stages of the rank.
+            assert (
+                f.dual_pipe_in_flight(pp=ranks) == _dual_pipe_peak(ranks=ranks, rank=rank, chunks=chunks) / 2
+            )
+
+
+def test_other_schedules_in_flight() -> None:
+    assert f.gpipe_in_flight(micro_batches=32) == 32
+    # ZB-H1: what the first stage holds under 1F1B; ZB-H2: 2 x 8 - 1
+    assert f.zero_bubble_in_flight(pp=8, micro_batches=32) == 8
+    assert f.zero_bubble_in_flight(pp=8, micro_batches=4) == 4
+    assert f.fuller_zero_bubble_in_flight(pp=8, micro_batches=32) == 15
+
+
+def test_other_bubbles_by_hand() -> None:
+    # 4 stages, forward 2 s, input gradients 2 s, weight gradients 1.5 s: 3 x (2 + 2 - 3)
+    assert f.fuller_zero_bubble_s(pp=4, forward_s=2.0, input_gradient_s=2.0, weight_gradient_s=1.5) == 3.0
+    # 8 stages, forward 1 s, backward 2 s of which weights 1 s: 3 x (1 + 2 + 2 - 3)
+    assert f.dual_pipe_bubble_s(pp=8, forward_s=1.0, backward_s=2.0, weight_gradient_s=1.0) == 6.0
+    assert f.dual_pipe_bubble_s(pp=2, forward_s=1.0, backward_s=2.0, weight_gradient_s=1.0) == 0

@@ -148,3 +148,46 @@ def test_zero_bubble_has_one_chunk_per_rank() -> None:
     graph = build_graph(CATALOG.model("llama-3-8b"))
     with pytest.raises(Infeasible, match="one chunk of layers per rank"):
         resolve_layout(settled, graph, gpus=4)
+
+
+def test_dual_pipe_gives_every_rank_a_stage_from_each_end() -> None:
+    graph = build_graph(CATALOG.model("llama-3-70b"))
+    plain = stages(graph, pp=8, vpp=1)
+    dual = stages(graph, pp=8, vpp=1, schedule="dualpipe")
+    for rank, stage in enumerate(dual):
+        assert stage.params.total == plain[rank].params.total + plain[7 - rank].params.total
+        assert (stage.first, stage.last) == ((True, True) if rank in (0, 7) else (False, False))
+    folded = stages(graph, pp=4, vpp=1, schedule="dualpipe-v")
+    assert sum(stage.params.total for stage in folded) == sum(stage.params.total for stage in plain)
+    assert [stage.params.total for stage in folded] == [stage.params.total for stage in dual[:4]]
+    assert [(stage.first, stage.last) for stage in folded] == [(True, True)] + 3 * [(False, False)]
+
+
+@pytest.mark.parametrize("schedule", ["dualpipe", "zb-h2", "zero-bubble"])
+def test_split_schedules_do_the_same_work(schedule: str) -> None:
+    plain = _step("llama-3-70b", simulated=False, pp=8, micro_batches=32)
+    split = _step("llama-3-70b", simulated=False, pp=8, micro_batches=32, schedule=schedule)
+    assert split[1] < plain[1]
+    busy = [step - bubble for step, bubble in (plain, split)]
+    # DualPipe's ranks step two stages and pair the first with the last, so the head is no longer one stage's.
+    assert busy[1] == pytest.approx(busy[0], rel=0.15 if schedule == "dualpipe" else 1e-9)
+
+
+def _legal(**keys: Any) -> None:
+    run = {"task": "train", "framework": "torchtitan", "seq_len": 4096, "micro_batch": 1, **keys}
+    settled, _ = settle(TrainRun.model_validate(run))
+    resolve_layout(settled, build_graph(CATALOG.model("llama-3-8b")), gpus=keys["pp"])
+
+
+def test_what_dual_pipe_asks_of_a_layout() -> None:
+    _legal(pp=4, schedule="dualpipe")  # 8 micro-batches, as the fewest it takes
+    _legal(pp=16, schedule="DualPipeV", global_batch=32)
+    for keys, words in (
+        ({"pp": 3}, "pp 3 is odd"),
+        ({"pp": 4, "global_batch": 4}, "2 x pp 4 = 8 micro-batches"),
+        ({"pp": 4, "global_batch": 9}, "9 is odd"),
+        ({"pp": 4, "vpp": 2}, "nearest: 1"),
+        ({"pp": 32, "schedule": "dualpipe-v"}, "cuts 32 layers into 2 x pp 32 stages: use pp 16"),
+    ):
+        with pytest.raises(Infeasible, match=words):
+            _legal(**({"schedule": "dualpipe"} | keys))

@@ -10,9 +10,13 @@ from gpucalc.num import Num, where
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links
 from gpucalc.plan.pipeline_sim import simulate
+from gpucalc.plan.rules import DUAL_PIPES
 from gpucalc.plan.stage_time import LayerTime, StageTime, stack_shape, value_of
 from gpucalc.plan.stages import chunk_layers
 from gpucalc.plan.step_rates import ABOVE
+
+# Schedules that compute weight gradients apart from those of the inputs.
+SPLIT_SCHEDULES = ("zero-bubble", "zb-h2", *DUAL_PIPES)
 
 
 def closed_bubble(layout: Layout, micro_batch: Line) -> Line:
@@ -31,24 +35,36 @@ def closed_bubble(layout: Layout, micro_batch: Line) -> Line:
     )
 
 
-def zero_bubble(layout: Layout, worst: StageTime) -> Line:
-    """Idle time when weight gradients wait for the pipeline to drain, all stages as long as the slowest."""
+def split_bubble(layout: Layout, worst: StageTime) -> Line:
+    """Idle time of schedules that compute weight gradients apart, all stages as long as the slowest."""
     weights: Num = 0.0
     for line in worst.backward:
         for part in line.children[0].children:
             products = (p.value for p in part.children if p.name.endswith("_weight_gradient"))
             weights = weights + line.inputs["times"] * sum(products)
     forward = value_of(worst.forward)
+    if layout.schedule in DUAL_PIPES:  # every rank has two stages
+        return compute(
+            "bubble",
+            pipeline.dual_pipe_bubble_s,
+            pp=layout.pipeline_stages,
+            forward_s=_seconds("forward", forward / 2),
+            backward_s=_seconds("backward", (worst.micro_batch_s - forward) / 2),
+            weight_gradient_s=_seconds("weight_gradient", weights / 2),
+        )
+    fuller = layout.schedule == "zb-h2"
     return compute(
         "bubble",
-        pipeline.zero_bubble_s,
+        pipeline.fuller_zero_bubble_s if fuller else pipeline.zero_bubble_s,
         pp=layout.pp,
-        forward_s=Line("forward", forward, "s", Kind.MODELLED, source=ABOVE),
-        input_gradient_s=Line(
-            "input_gradient", worst.micro_batch_s - forward - weights, "s", Kind.MODELLED, source=ABOVE
-        ),
-        weight_gradient_s=Line("weight_gradient", weights, "s", Kind.MODELLED, source=ABOVE),
+        forward_s=_seconds("forward", forward),
+        input_gradient_s=_seconds("input_gradient", worst.micro_batch_s - forward - weights),
+        weight_gradient_s=_seconds("weight_gradient", weights),
     )
+
+
+def _seconds(name: str, value: Num) -> Line:
+    return Line(name, value, "s", Kind.MODELLED, source=ABOVE)
 
 
 def simulated_bubble(
@@ -121,6 +137,7 @@ def pipeline_messages(graph: Graph, layout: Layout, recipe: Recipe, links: Links
         divided_by=where(layout.sequence_parallel, layout.tp, 1),
     )
     send = links.send("message", message, world=layout.world)
-    # Interleaving sends vpp times as often but beside computation; plain 1F1B waits for both directions.
-    each = where(layout.vpp == 1, 2, 1)
+    # Interleaving sends vpp times as often but beside computation, as DualPipe does; plain 1F1B waits for
+    # both directions.
+    each = 1 if layout.schedule in DUAL_PIPES else where(layout.vpp == 1, 2, 1)
     return compute("pipeline_messages", f.repeated_s, each_s=send, times=each * layout.micro_batches)

@@ -34,7 +34,7 @@ class Layout:
     micro_batch: int
     micro_batches: int  # per step and pipeline, gradient accumulation
     sequence_parallel: bool
-    schedule: str  # 1f1b | interleaved | zero-bubble | none
+    schedule: str  # 1f1b | interleaved | gpipe | zero-bubble | zb-h2 | dualpipe | dualpipe-v | none
 
     @property
     def world(self) -> int:
@@ -45,6 +45,16 @@ class Layout:
     def global_batch(self) -> int:
         """Sequences per optimizer step."""
         return self.micro_batch * self.micro_batches * self.dp
+
+    @property
+    def passes(self) -> Num:
+        """Micro-batches that pass a rank's layers in a step: DualPipe sends half of them from each end."""
+        return self.micro_batches / 2 if self.schedule == "dualpipe" else self.micro_batches
+
+    @property
+    def pipeline_stages(self) -> int:
+        """Stages the model is cut into: as many as ranks, twice as many where a pipeline is folded."""
+        return 2 * self.pp if self.schedule == "dualpipe-v" else self.pp
 
     @property
     def expert_shard(self) -> int:

@@ -99,7 +99,7 @@ def memory_tree(
 
     Raises num.Mixed for columns that do not hold the same tensors.
     """
-    parts = stages(graph, pp=layout.pp, vpp=layout.chunks_per_rank)
+    parts = stages(graph, pp=layout.pp, vpp=layout.chunks_per_rank, schedule=layout.schedule)
     chosen = parts if only is None else tuple(parts[index] for index in only)
     return largest(
         "memory",
@@ -119,7 +119,7 @@ def running_peak(tree: Line) -> Num:
 def kept_activations(graph: Graph, layout: Layout, recipe: Recipe) -> Line:
     """Bytes the first stage keeps for backward, wherever they are kept."""
     here = replace(recipe, offload=())
-    first = stages(graph, pp=layout.pp, vpp=layout.chunks_per_rank)[0]
+    first = stages(graph, pp=layout.pp, vpp=layout.chunks_per_rank, schedule=layout.schedule)[0]
     return kept.activations(Rank(graph, first, layout, here))[0]
 
 

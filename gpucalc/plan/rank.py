@@ -7,7 +7,7 @@ The numbers that the lines of a rank's memory are made from; `plan.model_state`,
 from __future__ import annotations
 
 from gpucalc.formulas import memory as mem
-from gpucalc.formulas.pipeline import in_flight_micro_batches
+from gpucalc.formulas import pipeline
 from gpucalc.graph import Attention, Graph
 from gpucalc.line import Line, compute
 from gpucalc.num import holds, where
@@ -48,14 +48,7 @@ class Rank:
         self.tokens = layout.micro_batch * recipe.seq_len / layout.cp
         self.sp = where(layout.sequence_parallel, layout.tp, 1)
         self.accumulates = holds(layout.micro_batches > 1)
-        self.in_flight = compute(
-            "in_flight",
-            in_flight_micro_batches,
-            pp=layout.pp,
-            vpp=layout.vpp,
-            rank=stage.index,
-            micro_batches=layout.micro_batches,
-        )
+        self.in_flight = _in_flight(layout, stage)
         self.full_layers: dict[int, Line] = {}  # made once per layer kind, looked at many times
 
     def trained(self) -> tuple[float, float]:
@@ -172,3 +165,24 @@ class Rank:
         tables = (self.stage.embedding.sharded, self.stage.head.sharded)
         held = sum(tables) if self.recipe.wrapped_root else max(tables)
         return held / self.layout.tp
+
+
+def _in_flight(layout: Layout, stage: Stage) -> Line:
+    """Micro-batches a rank holds at its peak, in units of all its layers."""
+    name, m = "in_flight", layout.micro_batches
+    if layout.schedule == "gpipe":
+        return compute(name, pipeline.gpipe_in_flight, micro_batches=m)
+    if layout.schedule == "zero-bubble":
+        return compute(name, pipeline.zero_bubble_in_flight, pp=layout.pp, micro_batches=m)
+    if layout.schedule == "zb-h2":
+        return compute(name, pipeline.fuller_zero_bubble_in_flight, pp=layout.pp, micro_batches=m)
+    if layout.schedule in ("dualpipe", "dualpipe-v"):
+        return compute(name, pipeline.dual_pipe_in_flight, pp=layout.pipeline_stages)
+    return compute(
+        name,
+        pipeline.in_flight_micro_batches,
+        pp=layout.pp,
+        vpp=layout.vpp,
+        rank=stage.index,
+        micro_batches=m,
+    )

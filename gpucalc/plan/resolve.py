@@ -11,9 +11,10 @@ from gpucalc.errors import Infeasible, InputError
 from gpucalc.graph import Graph, Linear, Shard
 from gpucalc.plan.answer import Assumption
 from gpucalc.plan.layout import Adapters, Layout, Recipe
-from gpucalc.plan.rules import Degrees, broken_rules
+from gpucalc.plan.rules import DUAL_PIPES, Degrees, broken_rules, schedule_rules
 from gpucalc.plan.stages import block_linears
 from gpucalc.spec.job import THIS_YEAR, TrainRun, default_loaded_as, with_defaults
+from gpucalc.units import GIB
 
 # Families whose published training code has dropout on (0.1) unless told otherwise.
 DROPOUT_FAMILIES = frozenset(
@@ -100,13 +101,17 @@ def resolve_layout(run: TrainRun, graph: Graph, *, gpus: int) -> tuple[Layout, t
     elif isinstance(run.global_batch, int):
         global_batch = run.global_batch
     else:
-        accum = pp if pp > 1 else 1
+        accum = (2 * pp if run.schedule in DUAL_PIPES else pp) if pp > 1 else 1
         global_batch = micro_batch * dp * accum
         assumed.append(
             Assumption(
                 "run.global_batch",
                 global_batch,
-                "one micro-batch per rank and step" if accum == 1 else "one micro-batch per stage and rank",
+                "one micro-batch per rank and step"
+                if accum == 1
+                else "one micro-batch per stage and rank"
+                if accum == pp
+                else "two micro-batches per stage and rank, the fewest DualPipe takes",
             )
         )
     seq_len = sequence_length(run, graph)
@@ -137,8 +142,10 @@ def resolve_layout(run: TrainRun, graph: Graph, *, gpus: int) -> tuple[Layout, t
                 f"grad_accum {run.grad_accum} x micro_batch {micro_batch} x dp {dp} = {product},"
                 f" but global_batch is {run.global_batch}"
             )
-    if run.schedule == "zero-bubble" and vpp > 1:
-        rules.append(f"schedule zero-bubble runs one chunk of layers per rank, but vpp is {vpp} (nearest: 1)")
+    if run.schedule is not None and pp > 1:
+        rules += schedule_rules(
+            graph, run.schedule, pp=pp, vpp=vpp, micro_batches=global_batch // (dp * micro_batch)
+        )
     if rules:
         raise Infeasible(rules)
     zero_stage = run.zero_stage if isinstance(run.zero_stage, int) else 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gpucalc.graph import Attention, Graph, Mlp, Moe, StateMixer
 from gpucalc.num import Num, where
 
+DUAL_PIPES = ("dualpipe", "dualpipe-v")  # schedules that give every rank a stage from each end
 MOST_LISTED = 12  # legal values written out; of more, the nearest
 
 
@@ -94,6 +95,31 @@ def uneven_halves(d: Degrees) -> Num:
 def uneven_tokens(d: Degrees) -> Num:
     """Whether sequence parallelism would give ranks different numbers of tokens."""
     return (d.seq_len // d.cp) % where(d.sequence_parallel, d.tp, 1) > 0
+
+
+def schedule_rules(graph: Graph, schedule: str, *, pp: int, vpp: int, micro_batches: int) -> tuple[str, ...]:
+    """What a pipeline's schedule asks of a layout beyond the rules for all."""
+    rules = []
+    if schedule != "1f1b" and vpp > 1:
+        chunks = "two stages, one from each end," if schedule in DUAL_PIPES else "one chunk of layers"
+        rules.append(f"schedule {schedule} runs {chunks} per rank, but vpp is {vpp} (nearest: 1)")
+    if schedule == "dualpipe" and pp % 2:
+        rules.append(f"schedule dualpipe pairs the stages of both ends: pp {pp} is odd (nearest: {pp + 1})")
+    if schedule in DUAL_PIPES and micro_batches < 2 * pp:
+        rules.append(
+            f"schedule {schedule} takes 2 x pp {pp} = {2 * pp} micro-batches a step or more, here"
+            f" {micro_batches}: raise global_batch"
+        )
+    elif schedule == "dualpipe" and micro_batches % 2:
+        rules.append(
+            f"schedule dualpipe sends half of the micro-batches from each end: {micro_batches} is odd"
+        )
+    layers = len(graph.trunk.layers) if graph.stacks else 1
+    if schedule == "dualpipe-v" and 2 * pp > layers:
+        rules.append(
+            f"schedule dualpipe-v cuts {layers} layers into 2 x pp {pp} stages: use pp {layers // 2}"
+        )
+    return tuple(rules)
 
 
 def step_of(d: Degrees) -> int:

@@ -127,26 +127,46 @@ def chunk_layers(graph: Graph, *, pp: int, vpp: int) -> tuple[dict[int, int], ..
     return tuple(held)
 
 
-def stages(graph: Graph, *, pp: int, vpp: int) -> tuple[Stage, ...]:
-    """The stages of a pipeline. Chunk c runs on rank c mod pp; stacks beside the trunk sit on the first."""
+def owned_chunks(*, pp: int, vpp: int, schedule: str = "1f1b") -> tuple[tuple[int, ...], ...]:
+    """Which chunks of layers every rank runs: c mod pp; under DualPipe one from each end of the model."""
+    if schedule == "dualpipe":
+        return tuple((rank, pp - 1 - rank) for rank in range(pp))
+    if schedule == "dualpipe-v":
+        return tuple((rank, 2 * pp - 1 - rank) for rank in range(pp))
+    return tuple(tuple(range(rank, pp * vpp, pp)) for rank in range(pp))
+
+
+def stages(graph: Graph, *, pp: int, vpp: int, schedule: str = "1f1b") -> tuple[Stage, ...]:
+    """What the ranks of a pipeline hold; stacks beside the trunk sit where its first chunk is."""
     if not graph.stacks:
         network = graph.network
         held = Params(sharded=network.params, linear=network.params) if network else Params()
         return (Stage(0, (), Params(), Params(), held, True, True),)
     trunk = graph.trunk
     kinds = {id(block): block_params(block) for stack in graph.stacks for block in stack.blocks}
-    counts: list[dict[int, int]] = [{} for _ in range(pp)]
-    for chunk, layers_of in enumerate(chunk_layers(graph, pp=pp, vpp=vpp)):
-        in_rank = counts[chunk % pp]
-        for index, layers in layers_of.items():
-            in_rank[index] = in_rank.get(index, 0) + layers
-    return tuple(_stage(graph, trunk, kinds, counts[rank], rank=rank, pp=pp) for rank in range(pp))
+    owned = owned_chunks(pp=pp, vpp=vpp, schedule=schedule)
+    last = max(chunk for chunks in owned for chunk in chunks)
+    held = chunk_layers(graph, pp=last + 1, vpp=1)
+    found = []
+    for rank, chunks in enumerate(owned):
+        counts: dict[int, int] = {}
+        for chunk in chunks:
+            for index, layers in held[chunk].items():
+                counts[index] = counts.get(index, 0) + layers
+        found.append(_stage(graph, trunk, kinds, counts, rank=rank, first=0 in chunks, last=last in chunks))
+    return tuple(found)
 
 
 def _stage(
-    graph: Graph, trunk: Stack, kinds: dict[int, Params], counts: dict[int, int], *, rank: int, pp: int
+    graph: Graph,
+    trunk: Stack,
+    kinds: dict[int, Params],
+    counts: dict[int, int],
+    *,
+    rank: int,
+    first: bool,
+    last: bool,
 ) -> Stage:
-    first, last = rank == 0, rank == pp - 1
     runs = [
         LayerRun(trunk, trunk.blocks[index], count, kinds[id(trunk.blocks[index])], True)
         for index, count in sorted(counts.items())
@@ -179,7 +199,7 @@ def _stage(
         bias = graph.head.vocab if graph.head.bias else 0
         if not graph.head.tied:
             head = head + Params(sharded=matrix + bias, linear=matrix)
-        elif pp > 1 and matrix:  # the last stage keeps its own copy of the tied matrix
+        elif not first and matrix:  # the last stage keeps its own copy of the tied matrix
             head = head + Params(sharded=table + bias, linear=table)
         else:
             head = head + Params(sharded=bias)

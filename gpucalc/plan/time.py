@@ -12,7 +12,13 @@ from gpucalc.formulas import compute as f
 from gpucalc.graph import Graph
 from gpucalc.line import Kind, Line, compute, total, worst_kind
 from gpucalc.num import Num, is_scalar, maximum, where
-from gpucalc.plan.bubble import closed_bubble, pipeline_messages, simulated_bubble, zero_bubble
+from gpucalc.plan.bubble import (
+    SPLIT_SCHEDULES,
+    closed_bubble,
+    pipeline_messages,
+    simulated_bubble,
+    split_bubble,
+)
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links
 from gpucalc.plan.network_time import whole_network
@@ -86,7 +92,7 @@ def _stage_times(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster,
     if graph.network is not None and not graph.stacks:
         return _Stages(device, (), {"network": whole_network(graph, layout, recipe, device)}, {})
     links = Links(cluster)
-    held = stages(graph, pp=layout.pp, vpp=layout.chunks_per_rank)
+    held = stages(graph, pp=layout.pp, vpp=layout.chunks_per_rank, schedule=layout.schedule)
     found = _Stages(device, held, {}, {})
     for stage in held:
         key = composition(stage)
@@ -146,7 +152,7 @@ def _step_of(
 ) -> Line:
     """The step of layouts whose slowest stage is `worst`, which takes `micro_batch` seconds."""
     links, device = Links(cluster), found.device
-    count = layout.micro_batches
+    count = layout.passes
     parts = [
         compute(name, f.repeated_s, each_s=total("micro_batch", tuple(lines), unit="s"), times=count)
         for name, lines in worst.parts().items()
@@ -157,10 +163,9 @@ def _step_of(
         parts += [replace(part, name="reference_forward") for part in parts if part.name == "forward"]
     if layout.pp > 1:
         ideal = Line("micro_batch", micro_batch, "s", Kind.MODELLED, source=ABOVE)
-        bubble = (
-            closed_bubble(layout, ideal) if layout.schedule != "zero-bubble" else zero_bubble(layout, worst)
-        )
-        if simulated and layout.schedule != "zero-bubble":
+        split = layout.schedule in SPLIT_SCHEDULES
+        bubble = split_bubble(layout, worst) if split else closed_bubble(layout, ideal)
+        if simulated and not split:
             by_rank = [found.by_stage[composition(stage)] for stage in found.held]
             bubble = simulated_bubble(graph, by_rank, found.layers, layout, recipe, bubble)
         parts += [bubble, pipeline_messages(graph, layout, recipe, links)]

@@ -102,6 +102,7 @@ LOADED_AS = ("fp32", "16-bit")
 HOST_LOAD = ("every-rank", "one-rank", "none")
 FREEZABLE = ("vision_tower", "embedding", "head")
 ATTENTION = ("flash", "flash-1", "sdpa", "eager")
+SCHEDULES = ("1f1b", "gpipe", "zero-bubble", "zb-h2", "dualpipe", "dualpipe-v")
 OFFLOAD = (
     "none", "optimizer-cpu", "optimizer+gradients-cpu", "params+optimizer-cpu", "activations-cpu",
     "optimizer-nvme", "params+optimizer-nvme",
@@ -122,6 +123,10 @@ _OPTIMIZER_NAMES = {
     "adam8bit": "adamw-8bit", "adamw8bit": "adamw-8bit", "adam-8bit": "adamw-8bit", "bnb-8bit": "adamw-8bit",
     "adamw-bnb-8bit": "adamw-8bit", "ao-8bit": "adamw-8bit", "ao-4bit": "adamw-4bit",
     "paged-adamw-32bit": "paged-adamw", "momentum": "sgd-momentum",
+}  # fmt: skip
+_SCHEDULE_NAMES = {
+    "zb-h1": "zero-bubble", "zb1p": "zero-bubble", "dualpipev": "dualpipe-v", "dual-pipe": "dualpipe",
+    "dual-pipe-v": "dualpipe-v",
 }  # fmt: skip
 _RECOMPUTE_NAMES = {"no": "none", "off": "none", "selective-block": "selective-layer"}
 _OFFLOAD_NAMES = {
@@ -265,9 +270,10 @@ class TrainRun(Spec):
     tp: Degree = Field(default=1, description="tensor parallel ranks")
     pp: Degree = Field(default=1, description="pipeline stages")
     vpp: Degree = Field(default=1, description="virtual stages per pipeline rank (interleaved schedule)")
-    schedule: Literal["1f1b", "zero-bubble"] | None = Field(
+    schedule: Annotated[str, _named(SCHEDULES, _SCHEDULE_NAMES)] | None = Field(
         default=None,
-        description="order of a pipeline's work; zero-bubble splits backward (ZB-H1), vpp > 1 interleaves",
+        description="order of a pipeline's work: vpp > 1 interleaves 1f1b; zero-bubble is ZB-H1;"
+        " dualpipe holds two stages on every rank, from both ends of the model",
     )
     pipeline_split: Literal["even", "uneven"] = Field(
         default="even", description="uneven: stages may hold different numbers of layers"
