@@ -328,3 +328,19 @@ def test_image_networks_are_bound_by_what_they_move() -> None:
     graph = graph_of("resnet-50")
     step = step_time(graph, layout_of(micro_batch=256), recipe_of(graph), cluster_of(8, "a100-sxm-80gb"))
     assert binding(step) == "memory bandwidth"
+
+
+def test_images_that_do_not_lie_channels_last_are_copied_in_16_bits() -> None:
+    graph, layout, cluster = graph_of("resnet-50"), layout_of(micro_batch=256), cluster_of(8)
+
+    def step(precision: str, channels_last: bool) -> Line:
+        recipe = recipe_of(graph, precision=precision, channels_last=channels_last)
+        return step_time(graph, layout, recipe, cluster)
+
+    slow, fast = step("bf16", False), step("bf16", True)
+    assert slow.value > 1.2 * fast.value
+    copies = [line for line in slow.child("forward").child("micro_batch").child("forward").children]
+    assert [line.name for line in copies] == ["convolutions", "elementwise", "layout_copies"]
+    assert graph.network is not None and graph.network.saved_elements is not None
+    assert copies[2].inputs["bytes_moved"].value == 256 * graph.network.saved_elements * 2 * 2
+    assert step("tf32", False).value == step("tf32", True).value

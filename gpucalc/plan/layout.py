@@ -136,6 +136,7 @@ class Recipe:
     gathered_tp_inputs: bool  # tensor-parallel linears keep their gathered, whole input
     hook_stage: int  # of DeepSpeed's ZeRO, whose hooks run on one GPU too
     overlap: bool  # communication runs beside computation
+    channels_last: bool  # image tensors lie as tensor cores read them
     clock_share: float  # clock under load over that of the runs the rates come from
     input_samples_per_s: float | None  # what the host loads; None: as fast as the GPUs ask
     expert_imbalance: float  # tokens of the busiest rank's experts over the mean

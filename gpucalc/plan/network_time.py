@@ -9,7 +9,13 @@ from gpucalc.line import Line, compute, total
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.stage_time import StageTime
 from gpucalc.plan.stages import stages
-from gpucalc.plan.step_rates import DIRECT_SHARE, IMAGE_BYTES_PER_CLOCK, NETWORK_BACKWARD, WHOLE_SHARE
+from gpucalc.plan.step_rates import (
+    CONTIGUOUS_PASSES,
+    DIRECT_SHARE,
+    IMAGE_BYTES_PER_CLOCK,
+    NETWORK_BACKWARD,
+    WHOLE_SHARE,
+)
 from gpucalc.plan.work import Device, stated_share
 
 
@@ -44,7 +50,18 @@ def whole_network(graph: Graph, layout: Layout, recipe: Recipe, device: Device) 
             "bytes", f.elementwise_bytes, tokens=images, width=traffic, passes=factor, element_bytes=size
         )
         elementwise = _image_traffic("elementwise", rest, device, recipe.clock_share)
-        lines.append(total(name, (*(convolutions for _ in range(products)), elementwise), unit="s"))
+        parts = [*(convolutions for _ in range(products)), elementwise]
+        if size == 2 and not recipe.channels_last:
+            copied = compute(
+                "bytes",
+                f.elementwise_bytes,
+                tokens=images,
+                width=saved,
+                passes=products * CONTIGUOUS_PASSES,
+                element_bytes=size,
+            )
+            parts.append(_image_traffic("layout_copies", copied, device, recipe.clock_share))
+        lines.append(total(name, tuple(parts), unit="s"))
     kernels = network.layers or 0
     host = compute("host", f.launch_s, kernels=3 * kernels, kernel_launch_s=device.launch)
     time.launch = compute("launch", f.exposed_launch_s, device_s=time.device_s, host_s=host)

@@ -114,6 +114,8 @@ def resolve_layout(run: TrainRun, graph: Graph, *, gpus: int) -> tuple[Layout, t
                 else "two micro-batches per stage and rank, the fewest DualPipe takes",
             )
         )
+    if graph.network is not None and run.channels_last is None:
+        assumed.append(Assumption("run.channels_last", False, "PyTorch's default until asked for"))
     seq_len = sequence_length(run, graph)
     rules = list(
         broken_rules(
@@ -248,6 +250,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         gathered_tp_inputs=framework == "torchtitan",
         hook_stage=stage if framework == "deepspeed" else 0,
         overlap=run.overlap,
+        channels_last=bool(run.channels_last),
         clock_share=run.clock_share or 1.0,
         input_samples_per_s=None if run.input_samples_per_s == "enough" else run.input_samples_per_s,
         expert_imbalance=run.expert_imbalance or 1.0,

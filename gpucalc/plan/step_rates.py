@@ -86,5 +86,8 @@ IMAGE_BYTES_PER_CLOCK = _known(
     "bytes",
     f"{_RUNS}: on image networks A100 and H100 gain less over V100 and RTX 3090 than their memory does",
 )
+# Tensor cores read channels last: cuDNN copies both tensors of a 16-bit product that lie otherwise, in and
+# out, which are half of what backward keeps (the other half are inputs of norms).
+CONTIGUOUS_PASSES = 2
 # Image networks: passes over the tensors of the layers that multiply nothing, backward to forward.
 NETWORK_BACKWARD = 2.0

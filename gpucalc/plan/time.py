@@ -248,7 +248,7 @@ def _moves(run: Line) -> list[Line]:
         return [run.children[0]]
     network = any(line.name == "elementwise" for line in run.children)
     lines = run.children if network else run.children[0].children
-    return [line for line in lines if line.name == "elementwise"]
+    return [line for line in lines if line.name in ("elementwise", "layout_copies")]
 
 
 def _repeats(part: Line, run: Line) -> float:

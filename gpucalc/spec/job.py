@@ -321,6 +321,9 @@ class TrainRun(Spec):
         description="tokens of the busiest expert-parallel rank over the mean;"
         " where experts are padded, their capacity factor",
     )
+    channels_last: Flag | None = Field(
+        default=None, description="image networks: tensors lie as tensor cores read them (NHWC)"
+    )
     clock_share: Annotated[float, Field(gt=0, le=1.5)] | None = Field(
         default=None,
         description="clock the GPUs hold under load over that of the runs the rates come from;"
