@@ -10,6 +10,6 @@ __all__ = ["app", "program"]
 
 ORDER = (
     "plan", "size", "explain", "check", "diff", "oom", "schema", "validate", "import", "trace", "claims",
-    "probe", "doctor",
+    "formulas", "probe", "doctor",
 )  # fmt: skip
 app.registered_commands.sort(key=lambda command: ORDER.index(str(command.name)))

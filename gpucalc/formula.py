@@ -64,6 +64,45 @@ class Call:
 
 FORMULAS: dict[str, Formula] = {}
 
+# How a name ends, and what it is then measured in; the longest ending counts. Names without one are
+# counts, shares or choices.
+_ENDINGS = {
+    "bytes_per_s": "bytes/s",
+    "flops_per_s": "FLOP/s",
+    "tokens_per_s": "tokens/s",
+    "samples_per_s": "samples/s",
+    "transfers_per_s": "1/s",
+    "per_s": "1/s",
+    "s_per_byte": "s/byte",
+    "usd_per_gpu_hour": "USD/(GPU h)",
+    "usd_per_kwh": "USD/kWh",
+    "usd_per_h": "USD/h",
+    "usd_per_gpu": "USD/GPU",
+    "kg_per_kwh": "kg/kWh",
+    "gpu_hours": "GPU h",
+    "hours": "h",
+    "years": "year",
+    "bytes": "bytes",
+    "bytes2": "bytes^2",
+    "bytes_s": "bytes s",
+    "s": "s",
+    "flops": "FLOP",
+    "hz": "Hz",
+    "kwh": "kWh",
+    "usd": "USD",
+    "bits": "bits",
+    "w": "W",
+    "rise_k": "K",
+}
+
+
+def unit_of(name: str) -> str | None:
+    """The unit a quantity's name says, None for a count, a share or a choice."""
+    words = name.split("_")
+    endings = ("_".join(words[start:]) for start in range(len(words)))
+    return next((_ENDINGS[ending] for ending in endings if ending in _ENDINGS), None)
+
+
 _trace: list[Call] | None = None
 _depth = 0
 

@@ -1,4 +1,4 @@
-"""`golden` compares text with a stored file; `pytest --update-golden` rewrites the files."""
+"""`golden` and `committed` compare text with a stored file; `pytest --update-golden` rewrites the files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-GOLDEN = Path(__file__).parent / "golden"
+ROOT = Path(__file__).parents[1]
+GOLDEN = ROOT / "tests" / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -15,12 +16,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+def committed(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares text with a file of the repository, by its path from the root."""
+
     def compare(name: str, text: str) -> None:
-        path = GOLDEN / name
+        path = ROOT / name
         if request.config.getoption("--update-golden"):
             path.parent.mkdir(exist_ok=True)
             path.write_text(text + "\n", encoding="utf-8")
         assert path.read_text(encoding="utf-8") == text + "\n", f"{name} changed; see --update-golden"
+
+    return compare
+
+
+@pytest.fixture
+def golden(committed: Callable[[str, str], None]) -> Callable[[str, str], None]:
+    """The same for a file of tests/golden."""
+
+    def compare(name: str, text: str) -> None:
+        committed(f"{GOLDEN.relative_to(ROOT)}/{name}", text)
 
     return compare

@@ -129,18 +129,12 @@ def commands(app: typer.Typer = cli.app, path: tuple[str, ...] = ()) -> list[tup
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("words", commands(), ids=lambda words: " ".join(words) or "gpucalc")
-def test_help_pages(
-    words: tuple[str, ...],
-    width: int,
-    golden: Callable[[str, str], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
+def test_help_keeps_to_the_width(
+    words: tuple[str, ...], width: int, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     assert main([*words, "--help"]) == 0
-    text = capsys.readouterr().out.rstrip("\n")
-    assert max(map(len, text.splitlines())) <= width
-    golden(f"help-{'-'.join(words) or 'gpucalc'}-{width}.txt", text)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= width
 
 
 def _python(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"accuracy", "economics"},
     {"planner"},
     {"check", "diff", "oom", "oom_tensors", "doctor", "explain", "trace", "claims", "scale", "documents"},
-    {"catalog_sanity", "catalog_check"},
+    {"catalog_sanity", "catalog_check", "reference"},
     {"size_fleets", "size_targets"},
     {"size"},
     {"report", "probe"},

@@ -32,7 +32,10 @@ def import_command(
     hub: Hub = False,
     as_json: Json = False,
 ) -> None:
-    """Print another program's file as a job or model file; what was understood goes to stderr."""
+    """Print another program's file as a job or model file.
+
+    What was understood goes to stderr.
+    """
     from gpucalc.importers.load import load
 
     loaded = load(file, format=format, text_only=text_only, use_hub=hub)
@@ -77,7 +80,10 @@ def trace_command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run your module's code on shapes alone, and print it as a model file that plan takes."""
+    """Run your module on shapes alone; print it as a model file.
+
+    A model file is what plan takes as JOB.
+    """
     from gpucalc.importers.load import model_yaml
     from gpucalc.trace import parse_argument, parse_input, trace
 

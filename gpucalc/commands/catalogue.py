@@ -1,4 +1,4 @@
-"""Commands that show what is known, and check it: gpus, systems, models, catalog, claims."""
+"""Commands that show what is known, and check it: gpus, systems, models, catalog, claims, formulas."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def claims_command(
     catalog: CatalogDir = None,
     as_json: Json = False,
 ) -> None:
-    """Show what planning documents claim, our own number and a verdict."""
+    """Show what planning documents claim, beside our numbers."""
     from gpucalc.catalog import open_catalog
     from gpucalc.claims import claim, claims
     from gpucalc.report import claims as claims_report
@@ -65,6 +65,40 @@ def claims_command(
         emit_json(claims_report.document(found))
     else:
         draw(claims_report.detail(found[0]) if name is not None else claims_report.report(found))
+
+
+@app.command("formulas")
+def formulas_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="One formula in full; all of them when left out.")
+    ] = None,
+    module: Annotated[
+        str | None, typer.Option("--module", metavar="NAME", help="Only one module's, such as comm.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference as a page.")] = False,
+    catalog: CatalogDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show the formulas: expression, units, source, and who uses them."""
+    from gpucalc.catalog import open_catalog
+    from gpucalc.reference import entry, reference
+    from gpucalc.report import reference as report
+
+    known = open_catalog(catalog)
+    if name is not None:
+        found = entry(known, name)
+        if as_json:
+            emit_json(found.document())
+        else:
+            draw(report.detail(found))
+        return
+    modules = reference(known, module=module)
+    if as_json:
+        emit_json({"formulas": [item.document() for one in modules for item in one.entries]})
+    elif markdown:
+        emit(report.markdown(modules))
+    else:
+        draw(report.table(modules))
 
 
 _NAME = "Catalogue name or alias, case and punctuation free."
@@ -151,7 +185,7 @@ def models_list(
     catalog: CatalogDir = None,
     as_json: Json = False,
 ) -> None:
-    """List the models of the catalogue, with parameters counted from the architecture."""
+    """List the models of the catalogue, their parameters counted."""
     from gpucalc.catalog import entries_with, open_catalog
 
     known = open_catalog(catalog)
@@ -169,7 +203,7 @@ def models_list(
 
 @models_app.command("show")
 def models_show(name: ModelName, catalog: CatalogDir = None, as_json: Json = False) -> None:
-    """Show a model's architecture and its parameters, counted part by part."""
+    """Show a model's architecture and its parameters by part."""
     from gpucalc.report import json
 
     spec, where, notes = _model(name, catalog)

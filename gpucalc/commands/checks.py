@@ -47,7 +47,7 @@ def check_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the counts alone.")] = False,
     catalog: CatalogDir = None,
 ) -> None:
-    """Hold the expect: of jobs against their plans; exit 1 when one fails."""
+    """Hold jobs to what they expect; exit 1 when one fails."""
     from gpucalc.catalog import open_catalog
     from gpucalc.check import check, read_baseline
     from gpucalc.report import files as report_files
@@ -141,7 +141,7 @@ def oom_command(
     catalog: CatalogDir = None,
     as_json: Json = False,
 ) -> None:
-    """Read an out-of-memory message: which tensor that was, what would fit."""
+    """Read an out-of-memory message: which tensor, what would fit."""
     from gpucalc.catalog import open_catalog
     from gpucalc.errors import InputError
     from gpucalc.jobs import resolve
@@ -168,7 +168,7 @@ def oom_command(
 def schema_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="job, model, gpu, system, plan or check.")],
 ) -> None:
-    """Print the JSON Schema of a file or a document, for editors and programs."""
+    """Print the JSON Schema of a file or a document."""
     import json
 
     from gpucalc.errors import UnknownName, nearest

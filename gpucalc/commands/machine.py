@@ -106,7 +106,10 @@ def doctor_command(
     catalog: CatalogDir = None,
     as_json: Json = False,
 ) -> None:
-    """Is this machine or a described one fit, or what is wrong with a launch script; exit 1 on an error."""
+    """Find what is wrong with a machine or a launch script.
+
+    This machine or a described one; exit 1 on an error.
+    """
     from gpucalc.catalog import open_catalog
     from gpucalc.doctor import command
     from gpucalc.doctor.box import Attached

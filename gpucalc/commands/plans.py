@@ -179,7 +179,10 @@ def size_command(
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when no fleet meets it.")] = False,
     every: Annotated[bool, typer.Option("--all", help="List every fleet that was planned.")] = False,
 ) -> None:
-    """The cheapest, fastest and smallest fleets that meet JOB's targets; its own GPUs do not count."""
+    """Find the fleets that meet JOB's targets.
+
+    The cheapest, the fastest and the smallest; JOB's own GPUs do not count.
+    """
     from gpucalc.catalog import open_catalog
     from gpucalc.commands.progress import shown
     from gpucalc.jobs import resolve
