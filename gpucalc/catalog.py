@@ -39,6 +39,9 @@ KINDS = (
     "kernels",
     "collectives",
     "prices",
+    "costs",
+    "grids",
+    "reliability",
     "interconnects",
     "host",
     "engines",
@@ -55,6 +58,8 @@ _ONE = {
     "collectives": "collective class",
     "prices": "price list",
     "interconnects": "interconnect",
+    "grids": "grid",
+    "reliability": "published run",
 }
 # A host nobody described: what a PCIe server usually is. Said in the answer whenever it is used.
 _PCIE_HOST_GPUS = 8

@@ -23,6 +23,7 @@ from gpucalc.errors import GpucalcError, InputError, UnknownName, UnsupportedMod
 from gpucalc.spec.base import Spec, as_input_error
 from gpucalc.spec.checks import CommandsSpec, LaunchersSpec, MonitorsSpec, SettingsSpec, Severity
 from gpucalc.spec.claims import ClaimGroupSpec
+from gpucalc.spec.costs import CostDefaults, GridSpec, PublishedRun, ReliabilityDefaults
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.figure import Figure
 from gpucalc.spec.gpu import GpuSpec
@@ -43,12 +44,15 @@ _SPECS: dict[str, type[Spec]] = {
     "kernels": KernelSpec,
     "collectives": CollectiveSpec,
     "prices": PriceListSpec,
+    "grids": GridSpec,
+    "reliability": PublishedRun,
     "engines": EngineSpec,
     "claims": ClaimGroupSpec,
 }
 # Files that one part of the program reads by their own name.
 _BY_NAME: dict[str, dict[str, type[Spec]]] = {
     "host": {"rules": HostRules, "cuda": CudaTable},
+    "costs": {"money": CostDefaults, "failures": ReliabilityDefaults},
     "checks": {
         "nccl": SettingsSpec,
         "torch": SettingsSpec,
@@ -62,6 +66,10 @@ _TOLD_BY = {
     "peaks": "gpus",
     "gpus_per_node": "systems",
     "offers": "prices",
+    "purchase": "prices",
+    "carbon_kg_per_kwh": "grids",
+    "usd_per_kwh": "grids",
+    "interruptions": "reliability",
     "gemm": "kernels",
     "alpha0": "collectives",
     "eras": "engines",

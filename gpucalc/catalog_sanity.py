@@ -36,7 +36,17 @@ _DIMENSIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "max_power": ("W",),
         "price.usd_*": ("USD/h",),
     },
-    "prices": {"offers.*.usd_*": ("USD/h",)},
+    "prices": {"offers.*.usd_*": ("USD/h",), "purchase.usd_*": ("USD",)},
+    "costs": {
+        "pue": ("ratio",),
+        "years": ("years",),
+        "restart": ("s",),
+        "repair": ("s",),
+        "storage_per_gpu": ("bytes/s",),
+        "*": ("fraction",),
+    },
+    "grids": {"carbon_*": ("kg/kWh",), "usd_*": ("USD/kWh",)},
+    "reliability": {"hours": ("s",), "goodput_*": ("fraction",), "*": ("count",)},
     "kernels": {"*overhead": ("s",), "*": ("ratio", "fraction")},
     "collectives": {
         "alpha*": ("s",),

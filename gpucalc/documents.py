@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpucalc import units
+from gpucalc.formulas.reliability import total_gpus
 from gpucalc.formulas.rules import (
     bubble_share,
     card_rule_bytes,
@@ -27,6 +28,7 @@ from gpucalc.formulas.rules import (
 )
 from gpucalc.line import Kind, Line, compute
 from gpucalc.plan.answer import Plan
+from gpucalc.plan.economics import RULE_SPARES_PERCENT, RULE_STEPS
 
 if TYPE_CHECKING:
     from gpucalc.spec.hardware import Cluster
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
 ADAM_BYTES = 8
 ADAM = ("adam", "adamw", "adamw-fused")  # in full precision, without an 8-bit or fused-master variant
 MARGIN = 0.2  # "single-machine multi-card deployment", section 2.1
-SPARE_PERCENT = 10  # "multi-GPU architectures", section 5
-STEPS_BETWEEN_SAVES = 500  # "multi-GPU architectures", section 3.3
 _SAME = 0.1
 
 
@@ -175,13 +175,17 @@ def _training_rules(plan: Plan) -> Iterator[Estimate]:
         )
     size = compute("checkpoint", saved_state_bytes, params=plan.model)
     if plan.time is not None:
-        interval = STEPS_BETWEEN_SAVES * plan.time.value
+        interval = RULE_STEPS * plan.time.value
+        ours = plan.reliability.child("optimal_interval") if plan.reliability is not None else None
+        why = f"right is sqrt(2 x write time x time between failures); a checkpoint is {_decimal(size.value)}"
+        if plan.reliability is not None:
+            why = f"{plan.reliability.child('goodput_every_500_steps').note}"
         yield Estimate(
             "A32",
-            f"save every {STEPS_BETWEEN_SAVES} steps",
+            f"save every {RULE_STEPS} steps",
             _stated("time_between_saves", interval, "s"),
-            None,
-            f"right is sqrt(2 x write time x time between failures); a checkpoint is {_decimal(size.value)}",
+            ours,
+            why,
         )
     yield Estimate(
         "B19",
@@ -224,12 +228,18 @@ def _machine_rules(plan: Plan, cluster: Cluster) -> Iterator[Estimate]:
             compute("cores", loader_cores, gpus=cards, cores_per_gpu=4),
             "ours is four cores for each of a machine's GPUs, the low end of practice",
         )
+    spares = ours = None
+    if plan.reliability is not None:
+        spares = plan.reliability.child("spare_gpus")
+        ours = compute("gpus_with_spares", total_gpus, gpus=plan.gpus, spare_gpus=spares)
     yield Estimate(
         "A47",
         "10 % of the GPUs spare",
-        compute("gpus_with_spares", gpus_with_spares, gpus=plan.gpus, spare_percent=SPARE_PERCENT),
-        None,
-        "in line with practice against failures; a plan counts the GPUs in use",
+        compute("gpus_with_spares", gpus_with_spares, gpus=plan.gpus, spare_percent=RULE_SPARES_PERCENT),
+        ours,
+        "in line with practice against failures; a plan counts the GPUs in use"
+        if spares is None
+        else f"{spares.value:,.0f} spares suffice for the failures to expect; a plan counts the GPUs in use",
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from gpucalc.accuracy import error_table
 from gpucalc.advise import advised
 from gpucalc.catalog import Catalog
+from gpucalc.economics import economics
 from gpucalc.jobs import ResolvedJob
 from gpucalc.plan.answer import Assumption, Level, Plan
 from gpucalc.plan.evaluate import ErrorTable, Subject, evaluate
@@ -41,6 +42,7 @@ def plan_job(
     cluster = cluster or catalog.cluster(job.fleet, job.job.system)
     errors = errors if errors is not None else error_table(catalog)
     assumptions = tuple(Assumption(d.key, d.value, d.why) for d in job.defaults)
+    facts = economics(job.job, catalog, cluster)
     if not isinstance(run, TrainRun):
         from gpucalc.search_serving import plan_serving  # training plans do without
 
@@ -57,6 +59,7 @@ def plan_job(
             errors=errors,
             always_time=always_time,
             loads=advice,
+            economics=facts,
         )
         if not advice:
             return plan
@@ -84,6 +87,7 @@ def plan_job(
         notes=job.notes,
         errors=errors,
         always_time=always_time,
+        economics=facts,
     )
     if not advice:
         return plan

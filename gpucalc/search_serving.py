@@ -12,6 +12,7 @@ from itertools import product
 
 from gpucalc.errors import Infeasible
 from gpucalc.plan.answer import Assumption, Level, Plan
+from gpucalc.plan.economics import Economics
 from gpucalc.plan.evaluate import ErrorTable, Subject
 from gpucalc.plan.rules import divisors
 from gpucalc.plan.serve import Deployment, deploy, evaluate_serving, meets_targets, timed
@@ -184,6 +185,7 @@ def plan_serving(
     errors: ErrorTable | None = None,
     always_time: bool = False,
     loads: bool = False,
+    economics: Economics | None = None,
 ) -> Plan:
     """The plan of a serving run, whatever it leaves auto settled first."""
     settled, chosen = settle(subject, run, cluster, engine)
@@ -204,4 +206,5 @@ def plan_serving(
         errors=errors,
         always_time=always_time,
         loads=loads,
+        economics=economics,
     )

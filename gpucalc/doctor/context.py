@@ -21,6 +21,7 @@ class Context:
     catalog: Catalog
     rules: HostRules
     cuda: CudaTable
+    host_power_share: Figure  # of hosts and fans over the cards' limits, where nobody says
     plan: Plan | None
 
 

@@ -11,6 +11,7 @@ from gpucalc.doctor.context import Answers, Context
 from gpucalc.doctor.finding import Finding, Question, Report, report
 from gpucalc.plan.answer import Plan
 from gpucalc.spec.checks import Severity
+from gpucalc.spec.costs import CostDefaults
 from gpucalc.spec.server import CudaTable, HostRules
 from gpucalc.units import gib
 
@@ -41,6 +42,7 @@ def examine(box: Box, catalog: Catalog, plan: Plan | None = None) -> Report:
         catalog,
         catalog.load("host", "rules", HostRules),
         catalog.load("host", "cuda", CudaTable),
+        catalog.load("costs", "money", CostDefaults).host_power_share,
         plan,
     )
     answers = [check(context) for check in CHECKS]

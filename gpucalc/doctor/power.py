@@ -9,8 +9,8 @@ from gpucalc.formulas import cost as money
 from gpucalc.formulas import machine as f
 from gpucalc.formulas import rules_machine as rules
 from gpucalc.line import Kind, Line, compute, total
-from gpucalc.plan.evaluate import HOST_SHARE
 from gpucalc.spec.checks import Severity
+from gpucalc.spec.figure import Figure
 
 SLOT_W = 75  # what a PCIe slot delivers to a card
 INLET_LIMIT_C = 35  # upper inlet of the class air-cooled servers are built for
@@ -20,21 +20,23 @@ RISE_K = 20  # from inlet to outlet, for the airflow shown
 def power(ctx: Context) -> Answers:
     """The supplies against full load, with and without one of them, the label derated."""
     box = ctx.box
-    need = load_w(box)
+    need = load_w(box, ctx.host_power_share)
     supply = box.supply
     if need is None:
         return Answers(questions=(Question("card power", "the power limit of each card", ("C24",)),))
     asked = [Question("supply derating", _derating(box), ("C24",))]
     if (box.cpu_power_w is None or box.other_power_w is None) and box.max_power is None:
         ask = "power of the processors, fans, disks and board (cpu_power_w, other_power_w); "
-        asked.append(Question("rest of the machine", ask + f"{HOST_SHARE.value:.0%} of the cards assumed"))
+        ask += f"{ctx.host_power_share.value:.0%} of the cards assumed"
+        asked.append(Question("rest of the machine", ask))
     if supply is None:
         asked.insert(
             0, Question("power supplies", "how many, watts each, one spare or not (--psu)", ("C24",))
         )
         note = Finding(
             "power-need", Severity.NOTE, "power", f"the machine draws {need.value:,.0f} W at full load",
-            _parts(need), "hold the supplies against it: --psu 2x1600:redundant", HOST_SHARE_SOURCE,
+            _parts(need), "hold the supplies against it: --psu 2x1600:redundant",
+            ctx.host_power_share.source[:1],
             ("B15", "C24"), numbers=(need,),
         )  # fmt: skip
         return Answers((note,), tuple(asked))
@@ -44,10 +46,7 @@ def power(ctx: Context) -> Answers:
     return Answers(tuple(found), tuple(asked))
 
 
-HOST_SHARE_SOURCE = ("nv_dgx",)
-
-
-def load_w(box: Box) -> Line | None:
+def load_w(box: Box, host_share: Figure) -> Line | None:
     """Power at full load: the cards at their limits and the rest; None where a card's limit is not known."""
     limits = [card.power_limit_w or card.power_default_w for card in box.cards]
     if not limits or any(limit is None for limit in limits):
@@ -63,7 +62,7 @@ def load_w(box: Box) -> Line | None:
         line = Line("rest", rest, "W", box.max_power.kind, source=box.max_power.source)
         return total("full_load", (cards, line), unit="W")
     if box.cpu_power_w is None or box.other_power_w is None:
-        share = HOST_SHARE
+        share = host_share.line("host_power_share")
         rest = compute("rest", money.host_power_w, gpu_power_w=cards, share=share)
         return total("full_load", (cards, rest), unit="W")
     processors = stated("processors", box.cpu_power_w * (box.sockets or 1), "W")
@@ -178,7 +177,7 @@ def connectors(ctx: Context) -> Answers:
 
 def cooling(ctx: Context) -> Answers:
     """Inlet temperature and the air full load needs; hot cards of a live machine."""
-    box, need = ctx.box, load_w(ctx.box)
+    box, need = ctx.box, load_w(ctx.box, ctx.host_power_share)
     found: list[Finding] = []
     asked: list[Question] = []
     air = ""

@@ -80,3 +80,29 @@ def usd_per_million_tokens(*, usd_per_gpu_hour: Num, gpus: Num, tokens_per_s: Nu
 def host_power_w(*, gpu_power_w: Num, share: Num) -> Num:
     """Power of hosts, fans and network around boards of that power."""
     return gpu_power_w * share
+
+
+@formula(unit="USD/h", source="Straight-line depreciation over the hours the machine is in use")
+def capital_usd_per_gpu_hour(*, usd_per_gpu: Num, years: Num, busy_share: Num) -> Num:
+    """Price of a bought GPU, its part of the server included, spread over the hours it works."""
+    return usd_per_gpu / (years * 8760 * busy_share)
+
+
+@formula(unit="USD/h", source=_ARITHMETIC)
+def power_usd_per_gpu_hour(*, power_w: Num, gpus: Num, pue: Num, usd_per_kwh: Num) -> Num:
+    """Price of an hour's energy of one GPU with its part of the host and the building."""
+    return power_w / gpus * pue / 1000 * usd_per_kwh
+
+
+@formula(unit="USD", source=_ARITHMETIC + "; without staff, space, network and interest")
+def owned_usd(*, gpu_hours: Num, capital_usd_per_gpu_hour: Num, power_usd_per_gpu_hour: Num) -> Num:
+    """Price of the same hours on machines of one's own: depreciation and power."""
+    return gpu_hours * (capital_usd_per_gpu_hour + power_usd_per_gpu_hour)
+
+
+@formula(unit="fraction", source="Where renting by the hour and owning cost the same")
+def break_even_share(
+    *, usd_per_gpu: Num, years: Num, usd_per_gpu_hour: Num, power_usd_per_gpu_hour: Num
+) -> Num:
+    """Share of the years a bought GPU must work to be cheaper than a rented one; above one: never."""
+    return usd_per_gpu / (years * 8760) / (usd_per_gpu_hour - power_usd_per_gpu_hour)

@@ -123,6 +123,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     cache: Line | None = None  # serving: what the cache holds; children: pool, tokens, requests, per token
     loads: tuple[LoadPoint, ...] = ()  # serving: other concurrencies beside the job's own, fewest first
+    reliability: Line | None = None  # goodput of a long run, and what it rests on
     launch: str | None = None  # serving: the engine's own command for this plan
 
     @property
@@ -134,6 +135,7 @@ class Plan:
     def root(self) -> Line:
         """The whole tree under one line."""
         host = self.verdict.host.needed if self.verdict.host is not None else None
-        parts = (self.model, self.memory, host, self.cache, self.time, self.throughput, self.cost)
+        speed = (self.time, self.throughput, self.reliability, self.cost)
+        parts = (self.model, self.memory, host, self.cache, *speed)
         held = tuple(line for line in parts if line is not None)
         return Line(name="plan", value=self.verdict.level.value, unit="verdict", children=held)

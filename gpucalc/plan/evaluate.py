@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from gpucalc.builders.build import build_graph
 from gpucalc.counts import Counts, count
 from gpucalc.errors import InputError, UnsupportedModel
-from gpucalc.formulas import cost as money
 from gpucalc.graph import Graph
-from gpucalc.line import Kind, Line, compute
+from gpucalc.line import Kind, Line
 from gpucalc.num import Num, maximum, minimum, where
 from gpucalc.plan.answer import HOST, Assumption, HostFit, Level, Plan, Verdict
+from gpucalc.plan.economics import Economics, cost_line, is_long, reliability_line, training_line
 from gpucalc.plan.host import host_memory
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.memory import MemoryPeak, memory_peak, running_peak
@@ -32,29 +32,6 @@ from gpucalc.units import GB, GIB
 UNMEASURED_ERROR = 0.10
 # Equal runs differ by this much between machines: reserved over allocated memory spans 1.03 to 1.09.
 LEAST_ERROR = 0.05
-DAY_S = Line("day_s", 86400.0, "s", Kind.EXACT, source="one day, as no token budget was given")
-PUE = Line(
-    "pue",
-    1.3,
-    "ratio",
-    Kind.ASSUMED,
-    source="typical data centre; Uptime Institute surveys: 1.5, hyperscale 1.1",
-)
-POWER_SHARE = Line(
-    "power_utilisation",
-    0.9,
-    "fraction",
-    Kind.ASSUMED,
-    source="board power in training logs is 0.8 to 0.95 of the limit",
-)
-HOST_SHARE = Line(
-    "host_power_share",
-    0.4,
-    "fraction",
-    Kind.ASSUMED,
-    source="host over GPU power: published node maxima are 1.5 to 2.0 x their GPUs' limits",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class ClassError:
@@ -134,10 +111,12 @@ def evaluate(
     notes: tuple[str, ...] = (),
     errors: ErrorTable | None = None,
     always_time: bool = False,
+    economics: Economics | None = None,
 ) -> Plan:
     """The plan of a settled run whose degrees are all numbers.
 
     always_time: give time and rates even where memory says no (comparing with a run that did fit).
+    economics: what energy, money and failures rest on; without it cost is GPU-hours and rent alone.
 
     Raises Infeasible for an illegal layout, InputError for what the hardware cannot do.
     """
@@ -162,15 +141,28 @@ def evaluate(
                 given=run.precision,
                 legal=[precision for precision in pool.gpu.peaks if "acc" not in precision],
             )
-    time = rates = cost = None
+    time = rates = cost = reliability = None
     binds = "host memory" if verdict.host_decides else "memory capacity"
     if always_time or verdict.level is not Level.DOES_NOT_FIT:
         time = step_time(subject.graph, layout, recipe, cluster, simulated=True)
         rates = throughput(subject.graph, layout, recipe, cluster, time)
-        cost = cost_line(run, cluster, layout, time, rates)
+        training = training_line(run, time, rates)
+        if economics is not None and is_long(run, cluster):
+            reliability = reliability_line(
+                subject.graph, layout, recipe, cluster, economics.failures, step=time, training=training
+            )
+        cost = cost_line(
+            cluster,
+            rates.child("tokens_per_s"),
+            economics.money if economics is not None else None,
+            training=training,
+            goodput=reliability.child("goodput") if reliability is not None else None,
+        )
         binds = binding(time)
     listed = [*assumptions, *chosen]
     listed += [Assumption("gpus", "", text) for text in cluster.assumptions]
+    if economics is not None:
+        listed += economics.assumed(costs=cost is not None, failures=reliability is not None)
     return Plan(
         name=name,
         model=model_line(subject.counts),
@@ -183,6 +175,7 @@ def evaluate(
         time=time,
         throughput=rates,
         cost=cost,
+        reliability=reliability,
         speed_error=known.time_error(recipe.framework) if time is not None else None,
         binds=binds,
         assumptions=tuple(listed),
@@ -299,50 +292,6 @@ def hopper_or_later(cluster: Cluster) -> bool:
     """Whether cuBLAS takes its large workspace on any of the GPUs (compute capability 9.0 and up)."""
     majors = [pool.gpu.compute_capability.split(".")[0] for pool in cluster.pools]
     return any(major.isdigit() and int(major) >= 9 for major in majors)
-
-
-def cost_line(run: TrainRun, cluster: Cluster, layout: Layout, time: Line, rates: Line) -> Line | None:
-    """GPU-hours, energy and money of the token budget, or of one day where none is given."""
-    parts: list[Line] = []
-    if run.tokens is not None:
-        per_step = rates.child("tokens_per_s").inputs["tokens"]
-        wall = compute(
-            "wall_time", money.training_s, tokens=run.tokens, tokens_per_step=per_step, step_s=time
-        )
-        parts.append(compute("days", money.training_days, training_s=wall))
-    else:
-        wall = DAY_S
-    hours = compute("gpu_hours", money.gpu_hours, gpus=layout.world, training_s=wall)
-    parts.append(hours)
-    pools = cluster.pools
-    if all(pool.gpu.tdp is not None for pool in pools):
-        watts = sum(pool.count * pool.gpu.tdp.si for pool in pools if pool.gpu.tdp is not None)
-        limit = Line("gpu_power_limit", watts / cluster.count, "W", source="board power limits of the fleet")
-        host = compute("host_power", money.host_power_w, gpu_power_w=watts, share=HOST_SHARE)
-        power = compute(
-            "power",
-            money.fleet_power_w,
-            gpus=cluster.count,
-            gpu_power_w=limit,
-            utilisation=POWER_SHARE,
-            host_power_w=host,
-        )
-        parts += [power, compute("energy", money.energy_kwh, power_w=power, training_s=wall, pue=PUE)]
-    price = cluster.price_per_gpu_hour
-    if price is not None:
-        parts.append(compute("rental", money.rental_usd, gpu_hours=hours, usd_per_gpu_hour=price))
-        tokens = rates.child("tokens_per_s")
-        parts.append(
-            compute(
-                "rental_per_million_tokens",
-                money.usd_per_million_tokens,
-                usd_per_gpu_hour=price,
-                gpus=layout.world,
-                tokens_per_s=tokens,
-            )
-        )
-    note = "of the token budget" if run.tokens is not None else "of one day; run.tokens gives a budget"
-    return Line("cost", hours.value, hours.unit, Kind.MODELLED, children=tuple(parts), note=note)
 
 
 def model_line(counts: Counts) -> Line:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpucalc.errors import GpucalcError
-from gpucalc.formulas import cost as money
 from gpucalc.graph import Graph
-from gpucalc.line import Kind, Line, compute
+from gpucalc.line import Line
 from gpucalc.plan.answer import Assumption, Level, LoadPoint, Plan, Verdict
-from gpucalc.plan.evaluate import DAY_S, ErrorTable, Subject, fleet_notes, model_line
+from gpucalc.plan.economics import Economics, cost_line
+from gpucalc.plan.evaluate import ErrorTable, Subject, fleet_notes, model_line
 from gpucalc.plan.launch import launch_line
 from gpucalc.plan.serve_loads import at_targets, pareto
 from gpucalc.plan.serve_memory import serving_memory
@@ -99,6 +99,7 @@ def evaluate_serving(
     errors: ErrorTable | None = None,
     always_time: bool = False,
     loads: bool = False,
+    economics: Economics | None = None,
 ) -> Plan:
     """The plan of a settled serving run; with `loads` its speed at other loads too.
 
@@ -138,12 +139,21 @@ def evaluate_serving(
         memory=found.memory.tree,
         time=time.decode_step_s if time is not None else None,
         throughput=rates,
-        cost=_cost(cluster, time) if time is not None else None,
+        cost=cost_line(
+            cluster, time.output_tokens_per_s, economics.money if economics is not None else None, serves=True
+        )
+        if time is not None
+        else None,
         speed_error=known.serving_error(found.recipe.engine, alone=found.recipe.concurrency == 1)
         if time is not None
         else None,
         binds=time.binds if time is not None else "memory capacity",
-        assumptions=(*assumptions, *own, *(Assumption("gpus", "", text) for text in cluster.assumptions)),
+        assumptions=(
+            *assumptions,
+            *own,
+            *(Assumption("gpus", "", text) for text in cluster.assumptions),
+            *(economics.assumed(costs=time is not None, failures=False) if economics is not None else ()),
+        ),
         actions=(),
         notes=(*subject.graph.notes, *notes, *fleet_notes(cluster), *dict.fromkeys(told)),
         cache=_cache(found),
@@ -309,22 +319,3 @@ def meets_targets(time: ServingTime, recipe: ServeRecipe) -> bool:
     return (recipe.ttft_ms is None or first * 1e3 <= recipe.ttft_ms) and (
         recipe.tpot_ms is None or time.decode_step_s.value * 1e3 <= recipe.tpot_ms
     )
-
-
-def _cost(cluster: Cluster, time: ServingTime) -> Line:
-    """GPU-hours and rental of a day, and of a million output tokens."""
-    hours = compute("gpu_hours", money.gpu_hours, gpus=cluster.count, training_s=DAY_S)
-    parts = [hours]
-    price = cluster.price_per_gpu_hour
-    if price is not None:
-        parts.append(compute("rental", money.rental_usd, gpu_hours=hours, usd_per_gpu_hour=price))
-        parts.append(
-            compute(
-                "rental_per_million_tokens",
-                money.usd_per_million_tokens,
-                usd_per_gpu_hour=price,
-                gpus=cluster.count,
-                tokens_per_s=time.output_tokens_per_s,
-            )
-        )
-    return Line("cost", hours.value, hours.unit, Kind.MODELLED, children=tuple(parts), note="of one day")

@@ -36,6 +36,7 @@ _VERDICT = {
     Level.DOES_NOT_FIT: ("DOES NOT FIT", Style(bold=True, color="red")),
 }
 _BAR = 22
+_FACT_GROUPS = ("costs.", "reliability.", "network.")  # of keys that set a figure, not a choice
 # Parts below this share of the whole, by level, are left to --json and explain.
 _SMALLEST_SHARE = (0.0005, 0.002, 0.03)
 
@@ -61,12 +62,14 @@ def plan(answer: Plan, rules: Sequence[Estimate] = ()) -> RenderableType:
             )
     if len(answer.loads) > 1:
         parts += [Text(), serving.loads(answer)]
+    if answer.reliability is not None:
+        parts += [Text(), heading("Reliability"), indent(_facts(answer.reliability))]
     if answer.cost is not None:
         title = f"Cost {answer.cost.note}" if answer.cost.note else "Cost"
         parts += [Text(), heading(title), indent(_facts(answer.cost))]
     if answer.actions:
         parts += [Text(), heading("What would help"), indent(_actions(answer.actions))]
-    facts = assumed_facts(answer.root)
+    facts = _unkeyed(assumed_facts(answer.root), answer)
     if answer.assumptions:
         parts += [Text(), heading("Assumed; --set KEY=VALUE changes it"), indent(_assumptions(answer))]
     if facts:
@@ -270,6 +273,12 @@ def _assumptions(answer: Plan) -> Table:
         value = "" if item.value == "" else f" = {_word(item.value)}"
         table.add_row(Text(clean(item.key) + value), Text(clean(item.why), style=QUIET))
     return table
+
+
+def _unkeyed(facts: tuple[Line, ...], answer: Plan) -> tuple[Line, ...]:
+    """The facts that no key of costs, failures or network stands for: those are listed with their keys."""
+    keys = [item.key.rpartition(".")[2] for item in answer.assumptions if item.key.startswith(_FACT_GROUPS)]
+    return tuple(fact for fact in facts if not any(key.startswith(fact.name) for key in keys))
 
 
 def _assumed(facts: tuple[Line, ...]) -> Table:

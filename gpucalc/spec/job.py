@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from gpucalc.errors import InputError, nearest
 from gpucalc.spec.base import Spec, refuse
+from gpucalc.spec.costs import CostKeys, NetworkKeys, ReliabilityKeys
 from gpucalc.spec.fleet import GRAMMAR, FleetSpec, parse_fleet
 
 # -- the words a value may be ---------------------------------------------------------------------
@@ -587,6 +588,9 @@ class Job(Spec):
     def fleet(self) -> FleetSpec:
         """The GPUs as parts. Raises InputError when the job names none."""
         if self.gpus is None:
+    network: NetworkKeys | None = None
+    costs: CostKeys | None = None
+    reliability: ReliabilityKeys | None = None
             raise InputError("no GPUs given", key="gpus", legal=f"--gpus or a gpus: key, {GRAMMAR}")
         return parse_fleet(self.gpus, key="gpus")
 

@@ -52,8 +52,17 @@ class SystemSpec(Spec):
     notes: tuple[str, ...] = ()
 
 
+class PurchaseSpec(Spec):
+    """What a GPU costs to own: its part of the price of the server it is sold in."""
+
+    usd_per_gpu: Figure
+    date: str
+    includes: str
+
+
 class PriceListSpec(Spec):
-    """What a GPU costs by the hour, provider by provider."""
+    """What a GPU costs by the hour, provider by provider, and to buy."""
 
     id: str
-    offers: tuple[PriceSpec, ...]
+    offers: tuple[PriceSpec, ...] = ()
+    purchase: PurchaseSpec | None = None
