@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpucalc.formulas import comm, pipeline
 from gpucalc.formulas import compute as f
 from gpucalc.graph import Graph
@@ -70,12 +72,15 @@ def _seconds(name: str, value: Num) -> Line:
 def simulated_bubble(
     graph: Graph,
     by_rank: list[StageTime],
-    layers: dict[int, LayerTime],
+    layers: Sequence[dict[int, LayerTime]],
     layout: Layout,
     recipe: Recipe,
     closed: Line,
 ) -> Line:
-    """Idle time of the slowest rank when every stage takes its own time."""
+    """Idle time of the slowest rank when every stage takes its own time.
+
+    layers: times of the layers of every rank, which differ where the ranks' cards do.
+    """
     ahead, back = _chunk_seconds(graph, by_rank, layers, layout, recipe)
     found = simulate(ahead, back, pp=layout.pp, vpp=layout.vpp, micro_batches=layout.micro_batches)
     return Line(
@@ -89,20 +94,27 @@ def simulated_bubble(
 
 
 def _chunk_seconds(
-    graph: Graph, by_rank: list[StageTime], layers: dict[int, LayerTime], layout: Layout, recipe: Recipe
+    graph: Graph,
+    by_rank: list[StageTime],
+    layers: Sequence[dict[int, LayerTime]],
+    layout: Layout,
+    recipe: Recipe,
 ) -> tuple[list[float], list[float]]:
     """Forward and backward seconds of each chunk of layers, what a rank does beside them included.
 
     Embedding, encoders beside the trunk and their inputs belong to the first chunk, the head to the
     last; time the host adds is spread over the chunks of its rank.
     """
-    each = {key: layer.seconds(recipe) for key, layer in layers.items()}
-    counts = chunk_layers(graph, pp=layout.pp, vpp=layout.vpp)
+    seconds = {
+        id(kinds): {key: layer.seconds(recipe) for key, layer in kinds.items()} for kinds in layers
+    }
+    each = [seconds[id(kinds)] for kinds in layers]
+    counts = chunk_layers(graph, pp=layout.pp, vpp=layout.vpp, sizes=layout.stage_layers)
     ahead = [0.0] * len(counts)
     back = [0.0] * len(counts)
     for chunk, held in enumerate(counts):
         for index, count in held.items():
-            forward, backward = each[id(graph.trunk.blocks[index])]
+            forward, backward = each[chunk % layout.pp][id(graph.trunk.blocks[index])]
             ahead[chunk] += count * forward
             back[chunk] += count * backward
     for rank, time in enumerate(by_rank):
@@ -110,7 +122,8 @@ def _chunk_seconds(
         beside = [0.0, 0.0]
         for run in time.stage.layers:
             if not run.in_trunk:
-                beside = [b + run.count * s for b, s in zip(beside, each[id(run.block)], strict=True)]
+                both = each[rank][id(run.block)]
+                beside = [b + run.count * s for b, s in zip(beside, both, strict=True)]
         for name in ("inputs", "embedding", "head"):
             beside[0] += sum(line.value for line in time.forward if line.name == name)
             beside[1] += sum(line.value for line in time.backward if line.name == name)

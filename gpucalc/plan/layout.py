@@ -35,6 +35,7 @@ class Layout:
     micro_batches: int  # per step and pipeline, gradient accumulation
     sequence_parallel: bool
     schedule: str  # 1f1b | interleaved | gpipe | zero-bubble | zb-h2 | dualpipe | dualpipe-v | none
+    stage_layers: tuple[int, ...] = ()  # layers of each stage; empty: dealt out as evenly as can be
 
     @property
     def world(self) -> int:

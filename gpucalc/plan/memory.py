@@ -99,7 +99,13 @@ def memory_tree(
 
     Raises num.Mixed for columns that do not hold the same tensors.
     """
-    parts = stages(graph, pp=layout.pp, vpp=layout.chunks_per_rank, schedule=layout.schedule)
+    parts = stages(
+        graph,
+        pp=layout.pp,
+        vpp=layout.chunks_per_rank,
+        schedule=layout.schedule,
+        sizes=layout.stage_layers,
+    )
     chosen = parts if only is None else tuple(parts[index] for index in only)
     return largest(
         "memory",
@@ -135,10 +141,10 @@ def _stage_line(rank: Rank) -> Line:
     # DeepSpeed's stage 3 has one flat tensor for its partition of them from the start.
     partitioned = recipe.engine_stage >= 2
     persistent = (
-        rank.accumulates
-        or recipe.framework == "megatron"
+        recipe.framework == "megatron"
         or recipe.keeps_gradients
         or recipe.engine_stage == 3
+        or rank.accumulates
     )
     always = (*states, *(gradients if persistent else ()), *buffers)
     phases = [

@@ -113,12 +113,17 @@ def split_layers(layers: int, chunks: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def chunk_layers(graph: Graph, *, pp: int, vpp: int) -> tuple[dict[int, int], ...]:
-    """How many layers of each kind of the trunk the chunks hold, first to last."""
+def chunk_layers(
+    graph: Graph, *, pp: int, vpp: int, sizes: tuple[int, ...] = ()
+) -> tuple[dict[int, int], ...]:
+    """How many layers of each kind of the trunk the chunks hold, first to last.
+
+    sizes: layers of each chunk, where they are not dealt out as evenly as can be.
+    """
     kinds = graph.trunk.layers
     held: list[dict[int, int]] = []
     start = 0
-    for size in split_layers(len(kinds), pp * vpp):
+    for size in sizes or split_layers(len(kinds), pp * vpp):
         counts: dict[int, int] = {}
         for index in kinds[start : start + size]:
             counts[index] = counts.get(index, 0) + 1
@@ -136,8 +141,13 @@ def owned_chunks(*, pp: int, vpp: int, schedule: str = "1f1b") -> tuple[tuple[in
     return tuple(tuple(range(rank, pp * vpp, pp)) for rank in range(pp))
 
 
-def stages(graph: Graph, *, pp: int, vpp: int, schedule: str = "1f1b") -> tuple[Stage, ...]:
-    """What the ranks of a pipeline hold; stacks beside the trunk sit where its first chunk is."""
+def stages(
+    graph: Graph, *, pp: int, vpp: int, schedule: str = "1f1b", sizes: tuple[int, ...] = ()
+) -> tuple[Stage, ...]:
+    """What the ranks of a pipeline hold; stacks beside the trunk sit where its first chunk is.
+
+    sizes: layers of each chunk, where they are not dealt out as evenly as can be.
+    """
     if not graph.stacks:
         network = graph.network
         held = Params(sharded=network.params, linear=network.params) if network else Params()
@@ -146,7 +156,7 @@ def stages(graph: Graph, *, pp: int, vpp: int, schedule: str = "1f1b") -> tuple[
     kinds = {id(block): block_params(block) for stack in graph.stacks for block in stack.blocks}
     owned = owned_chunks(pp=pp, vpp=vpp, schedule=schedule)
     last = max(chunk for chunks in owned for chunk in chunks)
-    held = chunk_layers(graph, pp=last + 1, vpp=1)
+    held = chunk_layers(graph, pp=last + 1, vpp=1, sizes=sizes)
     found = []
     for rank, chunks in enumerate(owned):
         counts: dict[int, int] = {}

@@ -50,9 +50,14 @@ def step_time(
     With several GPU kinds every micro-batch waits for the slowest, so the slowest pool gives the time.
     """
     steps = [
-        _pool_step(graph, layout, recipe, cluster, index, simulated=simulated, known=known)
+        pool_step(graph, layout, recipe, cluster, index, simulated=simulated, known=known)
         for index in range(len(cluster.pools))
     ]
+    return paced(steps)
+
+
+def paced(steps: list[Line]) -> Line:
+    """The step of GPU kinds that wait for one another."""
     slowest: Line = _slowest(steps, [step.value for step in steps])
     if len(steps) == 1:
         return slowest
@@ -78,22 +83,26 @@ def _slowest(items: list[Any], values: list[Num]) -> Any:
 
 
 @dataclass(slots=True)
-class _Stages:
-    """The times of a pool's pipeline stages: by composition, and of the layers they are made of."""
+class StageTimes:
+    """The times of pipeline stages: by composition, and of the layers they are made of."""
 
     device: Device
     held: tuple[Stage, ...]
     by_stage: dict[Any, StageTime]
     layers: dict[int, LayerTime]
+    # Of stages on unlike cards, rank by rank: its time, and those of its card's layers.
+    by_rank: tuple[StageTime, ...] = ()
+    rank_layers: tuple[dict[int, LayerTime], ...] = ()
 
 
-def _stage_times(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, pool: int) -> _Stages:
+def stage_times(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, pool: int) -> StageTimes:
+    """The stages of a layout on the GPUs of one pool."""
     device = Device.of(cluster.pools[pool].gpu, cluster.pools[pool].kernels, recipe)
     if graph.network is not None and not graph.stacks:
-        return _Stages(device, (), {"network": whole_network(graph, layout, recipe, device)}, {})
+        return StageTimes(device, (), {"network": whole_network(graph, layout, recipe, device)}, {})
     links = Links(cluster)
-    held = stages(graph, pp=layout.pp, vpp=layout.chunks_per_rank, schedule=layout.schedule)
-    found = _Stages(device, held, {}, {})
+    held = held_stages(graph, layout)
+    found = StageTimes(device, held, {}, {})
     for stage in held:
         key = composition(stage)
         if key not in found.by_stage:
@@ -101,7 +110,18 @@ def _stage_times(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster,
     return found
 
 
-def _pool_step(
+def held_stages(graph: Graph, layout: Layout) -> tuple[Stage, ...]:
+    """The stages of a layout."""
+    return stages(
+        graph,
+        pp=layout.pp,
+        vpp=layout.chunks_per_rank,
+        schedule=layout.schedule,
+        sizes=layout.stage_layers,
+    )
+
+
+def pool_step(
     graph: Graph,
     layout: Layout,
     recipe: Recipe,
@@ -111,10 +131,11 @@ def _pool_step(
     simulated: bool,
     known: Known | None,
 ) -> Line:
+    """Seconds of a step on the GPUs of one pool."""
     key = (pool, replace(recipe, offload=())) if known is not None else None
     found = known.get(key) if known is not None else None
     if found is None:
-        found = _stage_times(graph, layout, recipe, cluster, pool)
+        found = stage_times(graph, layout, recipe, cluster, pool)
         if known is not None:
             known[key] = found
     times = list(found.by_stage.values())
@@ -124,7 +145,7 @@ def _pool_step(
         micro_batch = maximum(micro_batch, seconds)
     if is_scalar(micro_batch):
         worst = times[each.index(micro_batch)]
-        return _step_of(graph, worst, micro_batch, found, layout, recipe, cluster, simulated=simulated)
+        return step_of(graph, worst, micro_batch, found, layout, recipe, cluster, simulated=simulated)
     # Of columns, another stage may be the slowest in each layout: first ones win where several are.
     step: Line | None = None
     left: Num = True
@@ -132,25 +153,29 @@ def _pool_step(
         here = left & (seconds >= micro_batch)
         if not here.any():
             continue
-        one = _step_of(graph, time, micro_batch, found, layout, recipe, cluster, simulated=False)
+        one = step_of(graph, time, micro_batch, found, layout, recipe, cluster, simulated=False)
         step = one if step is None else replace(one, value=where(here, one.value, step.value))
         left = left & ~here
     assert step is not None
     return step
 
 
-def _step_of(
+def step_of(
     graph: Graph,
     worst: StageTime,
     micro_batch: Num,
-    found: _Stages,
+    found: StageTimes,
     layout: Layout,
     recipe: Recipe,
     cluster: Cluster,
     *,
     simulated: bool,
+    group_links: Links | None = None,
 ) -> Line:
-    """The step of layouts whose slowest stage is `worst`, which takes `micro_batch` seconds."""
+    """The step of layouts whose slowest stage is `worst`, which takes `micro_batch` seconds.
+
+    group_links: what joins the ranks of one stage, where stages lie on other links.
+    """
     links, device = Links(cluster), found.device
     count = layout.passes
     parts = [
@@ -166,10 +191,11 @@ def _step_of(
         split = layout.schedule in SPLIT_SCHEDULES
         bubble = split_bubble(layout, worst) if split else closed_bubble(layout, ideal)
         if simulated and not split:
-            by_rank = [found.by_stage[composition(stage)] for stage in found.held]
-            bubble = simulated_bubble(graph, by_rank, found.layers, layout, recipe, bubble)
+            by_rank = list(found.by_rank) or [found.by_stage[composition(stage)] for stage in found.held]
+            kinds = found.rank_layers or (found.layers,) * layout.pp
+            bubble = simulated_bubble(graph, by_rank, kinds, layout, recipe, bubble)
         parts += [bubble, pipeline_messages(graph, layout, recipe, links)]
-    parts.extend(data_parallel_lines(worst, layout, recipe, links))
+    parts.extend(data_parallel_lines(worst, layout, recipe, group_links or links))
     parts.extend(offload_lines(graph, worst, layout, recipe, device))
     parts.append(optimizer_line(worst.stage, layout, recipe, device, cluster.gpus_per_node))
     if recipe.input_samples_per_s is not None:
