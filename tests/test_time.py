@@ -341,6 +341,7 @@ def test_images_that_do_not_lie_channels_last_are_copied_in_16_bits() -> None:
     assert slow.value > 1.2 * fast.value
     copies = slow.child("forward").child("micro_batch").child("forward").children
     assert [line.name for line in copies] == ["convolutions", "elementwise", "layout_copies"]
-    assert graph.network is not None and graph.network.saved_elements is not None
+    assert graph.network is not None
+    assert graph.network.saved_elements is not None
     assert copies[2].inputs["bytes_moved"].value == 256 * graph.network.saved_elements * 2 * 2
     assert step("tf32", False).value == step("tf32", True).value
