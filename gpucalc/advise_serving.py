@@ -8,6 +8,7 @@ as well, since a card that only adds waiting is best left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -99,7 +100,7 @@ def _changes(plan: Plan, run: ServeRun, cluster: Cluster) -> Iterator[tuple[str,
             yield "length", f"max_model_len {length}", {"max_model_len": length}
             length //= 2
         if run.framework == "vllm":
-            for share in SHARES:
+            for share in (*_free_share(plan), *SHARES):
                 if share != recipe.gpu_memory_utilization:
                     yield "share", f"gpu_memory_utilization {share}", {"gpu_memory_utilization": share}
         for count in FEWER_SEQUENCES if pooled else ():
@@ -126,6 +127,18 @@ def _changes(plan: Plan, run: ServeRun, cluster: Cluster) -> Iterator[tuple[str,
     if plan.layout.replicas > 1 and plan.layout.pp == 1:
         tp = plan.layout.tp * 2
         yield "tensor", f"tp {tp}: fewer, faster copies", {"tp": tp}
+
+
+def _free_share(plan: Plan) -> tuple[float, ...]:
+    """The share of the card that others leave, where an engine asks for more than is free."""
+    verdict = plan.verdict
+    if verdict.needed.name != "asked_for":
+        return ()
+    in_use = sum(part.value for part in plan.memory.children if part.name in ("pre_existing", "in_use"))
+    outside = max(plan.memory.value - in_use - verdict.needed.value, 0.0)
+    room = verdict.capacity.value - outside - verdict.expected_error * verdict.needed.value
+    share = math.floor(100 * room / verdict.capacity.children[0].value)
+    return tuple(percent / 100 for percent in (share, share - 1, share - 2) if percent > 0)
 
 
 class _Fleets:

@@ -76,6 +76,11 @@ def test_a_public_report_is_answered(case: dict[str, Any], check: dict[str, Any]
     assert all(words in said for words in check.get("says", ())), said
     if check.get("speed") is False:
         assert (plan.time, plan.throughput, plan.loads) == (None, None, ())
+    if "binds" in check:
+        assert plan.verdict.binds == check["binds"]
+    if "changes" in check:
+        action = next(one for one in plan.actions if dict(one.changes) == check["changes"])
+        assert action.level.value == "fits"
     if "advises" in check:
         advised(plan, check["advises"])
     if "per_user_below" in check:

@@ -382,6 +382,81 @@ def test_sglang_keeps_state_beside_the_cache() -> None:
     assert found.memory.kv_tokens.value == pytest.approx(327310, rel=0.01)
 
 
+def test_what_sglang_keeps_back_by_hand() -> None:
+    def kept(**changes: float) -> float:
+        plain = {
+            "base_bytes": 512 * MIB, "tokens": 8192, "token_bytes": 1.5 * MIB, "graph_requests": 256,
+            "graph_request_bytes": 2 * MIB, "attention_ranks": 0, "attention_rank_bytes": 3 * MIB, "ranks": 1,
+            "rank_bytes": 128 * MIB, "least_bytes": 10 * GIB, "drafting_bytes": 0,
+        }  # fmt: skip
+        return float(mem.static_reserve_bytes(**{**plain, **changes}) / MIB)
+
+    assert kept() == 512 + 12288 + 512 + 128
+    assert kept(tokens=2048, graph_requests=24) == 10240  # the floor of large cards
+    assert kept(tokens=2048, graph_requests=24, least_bytes=0) == 512 + 3072 + 48 + 128
+    assert kept(attention_ranks=4) == 512 + 12288 + 256 * (2 + 12) + 128
+    assert kept(attention_ranks=4, graph_requests=512) == 512 + 12288 + 512 * (2 + 18) + 128
+    assert kept(drafting_bytes=2 * GIB) == 512 + 12288 + 512 + 128 + 2048
+    assert mem.reserved_static_fraction(memory_bytes=81559, reserve_bytes=13440) == 0.835
+
+
+@pytest.mark.parametrize(
+    ("version", "gpus", "share"),
+    [
+        # server_args.py by hand: the driver's MiB of the card, 81,559 of an H100, 143,771 of an H200.
+        ("0.3.6", (1, "h100-sxm-80gb"), 0.88),
+        ("0.4.0", (8, "h200-sxm-141gb"), 0.81),
+        ("0.4.6", (8, "h100-sxm-80gb"), 0.81),
+        ("0.4.6", (8, "h200-sxm-141gb"), 0.907),  # less 13 GiB
+        ("0.4.7", (8, "h200-sxm-141gb"), 0.872),  # less 18 GiB
+        ("0.4.8", (1, "h100-sxm-80gb"), 0.874),  # less 10 GiB
+        ("0.4.9", (8, "h100-sxm-80gb"), 0.83),  # less 13.5 GiB
+        ("0.5.1", (1, "rtx-4090"), 0.879),  # less 2.9 of 24,564 MiB
+        ("0.5.6", (1, "h100-sxm-80gb"), 0.835),
+        ("0.5.6", (8, "h100-sxm-80gb"), 0.818),
+        ("0.5.6", (1, "rtx-4090"), 0.847),
+    ],
+)
+def test_sglangs_default_share_follows_its_release_and_the_card(
+    version: str, gpus: tuple[int, str], share: float
+) -> None:
+    found = deployed("llama-3.1-8b", gpus, framework="sglang", version=version, tp=gpus[0])
+    assert found.recipe.mem_fraction_static == pytest.approx(share, abs=0.0011)
+
+
+@pytest.mark.parametrize(
+    ("framework", "version", "card", "seqs", "tokens"),
+    [
+        ("vllm", "0.7.3", "h100-sxm-80gb", 256, 2048),
+        ("vllm", "0.8.4", "a100-sxm-80gb", 256, 2048),
+        ("vllm", "0.8.5", "a100-sxm-80gb", 1024, 8192),
+        ("vllm", "0.9.0", "a100-sxm-80gb", 256, 2048),
+        ("vllm", "0.19.0", "h100-sxm-80gb", 1024, 8192),
+        ("vllm", "0.19.0", "rtx-4090", 256, 2048),
+        ("vllm", "0.27.0", "b200-sxm", 1024, 8192),
+        ("vllm", "0.28.0", "b200-sxm", 1024, 16384),
+        ("vllm", "0.28.0", "gb10-spark", 256, 2048),
+        ("sglang", "0.4.6", "a100-sxm-40gb", 4096, 8192),
+        ("sglang", "0.4.6", "rtx-4090", 4096, 2048),
+        ("sglang", "0.5.6", "a100-sxm-40gb", 4096, 4096),
+        ("sglang", "0.5.6", "b200-sxm", 4096, 16384),
+    ],
+)
+def test_defaults_follow_the_release_and_the_card(
+    framework: str, version: str, card: str, seqs: int, tokens: int
+) -> None:
+    recipe = deployed("qwen3-0.6b", (1, card), framework=framework, version=version).recipe
+    assert (recipe.max_num_seqs, recipe.max_num_batched_tokens) == (seqs, tokens)
+
+
+def test_vllms_default_share_rose_in_0_20() -> None:
+    shares = [
+        deployed("qwen3-0.6b", (1, "h100-sxm-80gb"), version=version).recipe.gpu_memory_utilization
+        for version in ("0.19.1", "0.20.0", "0.33.0")
+    ]
+    assert shares == [0.9, 0.92, 0.92]
+
+
 def test_groups_of_layers_by_hand() -> None:
     def kind(name: str, layers: int, token: float, fixed: float = 0.0) -> CacheKind:
         return CacheKind(name, layers, Line("t", token, "bytes"), Line("f", fixed, "bytes"), None)

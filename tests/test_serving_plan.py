@@ -7,6 +7,7 @@ import re
 import time
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -23,6 +24,7 @@ from gpucalc.report import table
 from gpucalc.report.screen import render
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.job import ServeRun
+from gpucalc.spec.yamlio import load_yaml
 from gpucalc.units import GB, GIB
 
 CATALOG = open_catalog()
@@ -182,6 +184,61 @@ def test_launch_lines_use_listed_flags_alone(name: str) -> None:
     start = launch.command.format(model="M", file="M").split()
     assert set(given) <= {flag.flag for flag in launch.flags} | {word for word in start if FLAG.match(word)}
     assert plan.launch.startswith(start[0])
+
+
+FLAGS = load_yaml(Path(__file__).parent / "data" / "launch_flags.yaml").data
+RELEASES = [(engine, release) for engine, data in FLAGS.items() for release in data["lacks"]]
+
+
+@pytest.mark.parametrize(("engine", "release"), RELEASES)
+def test_a_release_is_given_flags_it_has(engine: str, release: str) -> None:
+    """As many settings as an engine takes at once, on eight GPUs in every layout it divides a model by."""
+    sets = [f"run.framework={engine}", f"run.version={release}", "run.max_num_seqs=64"]
+    if engine == "llamacpp":
+        plans = [served("llama-3.1-8b", "2xrtx-4090", *sets, "run.quant=q8_0", "run.kv_dtype=q8_0")]
+    else:
+        sets += ["run.kv_dtype=fp8"]
+        if engine != "trtllm":
+            sets += ["run.quant=fp8", "run.enforce_eager=true"]
+        else:
+            sets += ["run.block_size=64"]
+        layouts = ("run.tp=8", "run.tp=4 run.pp=2", "run.tp=2 run.dp=4", "run.tp=2 run.dp=4 run.ep=8")
+        plans = [served("mixtral-8x7b", "8xh100-sxm-80gb", *sets, *one.split()) for one in layouts]
+        if engine == "vllm":
+            more = (*sets, "run.tp=8", "run.decode_context_parallel=8", "run.block_size=32")
+            plans.append(served("deepseek-v3", "8xh200-sxm-141gb", *more))
+    known, lacking = set(FLAGS[engine]["all"]), set(FLAGS[engine]["lacks"][release])
+    used: set[str] = set()
+    for plan in plans:
+        assert plan.launch is not None
+        used |= {word for word in plan.launch.split()[1:] if FLAG.match(word)} - {"-m"}
+    assert used <= known - lacking
+    left = known - lacking - used - {"-m", "--model", "--model-path", "-fa", "--enable-ep-moe"}
+    assert not left, "every setting is given to a release that takes it"
+
+
+def test_flags_newer_than_the_version_are_left_out_and_said() -> None:
+    plan = served("mixtral-8x7b", "8xh100-sxm-80gb", "run.version=0.7.3", "run.tp=2", "run.dp=4", "run.ep=8")
+    assert "vLLM 0.7.3 has no --data-parallel-size yet, which dp needs" in plan.notes
+    old = served("llama-3.1-8b", "1xrtx-4090", "run.framework=llamacpp", "run.quant=q8_0",
+                 "run.kv_dtype=q8_0", "run.version=b3400")  # fmt: skip
+    new = served(
+        "llama-3.1-8b", "1xrtx-4090", "run.framework=llamacpp", "run.quant=q8_0", "run.kv_dtype=q8_0"
+    )
+    assert " -fa" in (old.launch or "")
+    assert " -fa" not in (new.launch or "")
+
+
+def test_attention_ranks_are_a_part_of_the_tensor_group_of_two_engines() -> None:
+    sets = ("run.tp=2", "run.dp=4", "run.ep=8", "run.kv_dtype=fp8")
+    sglang = served("deepseek-v3", "8xh200-sxm-141gb", "run.framework=sglang", *sets)
+    assert "--tp-size 8 --dp-size 4 --enable-dp-attention --ep-size 8" in (sglang.launch or "")
+    trtllm = served("deepseek-v3", "8xh200-sxm-141gb", "run.framework=trtllm", *sets)
+    assert "--tp_size 8 --ep_size 8" in (trtllm.launch or "")
+    assert (trtllm.launch or "").startswith(
+        "echo '{enable_attention_dp: true, kv_cache_config: {dtype: fp8}}'"
+    )
+    assert "--extra_llm_api_options options.yaml" in (trtllm.launch or "")
 
 
 def test_flags_newer_than_the_version_are_left_out() -> None:

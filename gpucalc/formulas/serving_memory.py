@@ -285,6 +285,49 @@ def sglang_pool_bytes(*, free_before_bytes: Num, weights_bytes: Num, static_frac
     return free_before_bytes - weights_bytes - free_before_bytes * (1 - static_fraction)
 
 
+@formula(
+    unit="bytes",
+    source="sgl-project/sglang srt/server_args.py: releases 0.4.8 and 0.5.1 (a constant by card and one for"
+    " each rank), 0.5.3 to 0.5.14 (by chunk, captured batch and ranks)",
+)
+def static_reserve_bytes(
+    *,
+    base_bytes: Num,
+    tokens: Num,
+    token_bytes: Num,
+    graph_requests: Num,
+    graph_request_bytes: Num,
+    attention_ranks: Num,
+    attention_rank_bytes: Num,
+    ranks: Num,
+    rank_bytes: Num,
+    least_bytes: Num,
+    drafting_bytes: Num,
+) -> Num:
+    """What SGLang keeps back for activations of `tokens` at once and graphs of `graph_requests`.
+
+    attention_ranks: ranks with attention of their own, 0 where there is one; they pad their graphs, half
+    as much again above 300 requests. `least_bytes` is the floor on large cards; a draft model comes on top.
+    """
+    return (
+        maximum(
+            base_bytes
+            + tokens * token_bytes
+            + graph_requests * graph_request_bytes
+            + graph_requests * where(graph_requests > 300, 1.5, 1) * attention_ranks * attention_rank_bytes
+            + ranks * rank_bytes,
+            least_bytes,
+        )
+        + drafting_bytes
+    )
+
+
+@formula(unit="fraction", source="sgl-project/sglang srt/server_args.py: rounded to three places")
+def reserved_static_fraction(*, memory_bytes: Num, reserve_bytes: Num) -> Num:
+    """SGLang's mem_fraction_static where nobody states one."""
+    return floor_div(1000 * (memory_bytes - reserve_bytes) / memory_bytes + 0.5, 1) / 1000
+
+
 @formula(unit="bytes", source="NVIDIA/TensorRT-LLM KvCacheConfig.free_gpu_memory_fraction")
 def trtllm_pool_bytes(*, free_bytes: Num, fraction: Num) -> Num:
     """What TensorRT-LLM takes for the cache of what is free once it could run."""

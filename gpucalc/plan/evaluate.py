@@ -211,7 +211,7 @@ def judge(peak: MemoryPeak, cluster: Cluster, recipe: Recipe, errors: ErrorTable
 
     A peak that rests on how weights are assumed to be loaded makes a plan marginal at most.
     """
-    capacity = min((pool.gpu.usable_memory() for pool in cluster.pools), key=lambda line: line.value)
+    capacity = cluster.usable_memory(recipe.in_use_bytes)
     needed = peak.needed
     error, basis = errors.memory_error(recipe.framework)
     level = tuple(Level)[memory_rank(peak.tree, capacity.value, error, recipe)]

@@ -6,45 +6,100 @@ import shlex
 
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe
 from gpucalc.plan.weight_formats import published_formats
-from gpucalc.spec.engine import EngineSpec
+from gpucalc.spec.engine import EngineSpec, Launch
+from gpucalc.spec.job import ServeRun
 from gpucalc.spec.model import ModelSpec
 from gpucalc.spec.version import version_key
 
+OPTIONS_FILE = "options.yaml"
+HALF_BYTES = 2  # of a 16-bit number; a cache below is quantised
+
 
 def launch_line(
-    engine: EngineSpec,
-    layout: ServeLayout,
-    recipe: ServeRecipe,
-    spec: ModelSpec,
-    quant: str | None,
-    kv_dtype: str,
-) -> tuple[str | None, str | None]:
-    """One engine's command, and what has to be put in its place. replicas each run it.
+    engine: EngineSpec, layout: ServeLayout, recipe: ServeRecipe, spec: ModelSpec, run: ServeRun
+) -> tuple[str | None, tuple[str, ...]]:
+    """One engine's command, and what is left to do by hand. replicas each run it.
 
     None where the engine has no server of its own.
     """
     launch = engine.launch_at(recipe.version)
     if launch is None:
-        return None, None
-    published = quant in (None, "none") or quant in published_formats(spec)
-    made = None if published else launch.quantizations.get(quant or "")
-    wanting = None
+        return None, ()
+    wanting: list[str] = []
+    published = run.quant in (None, "none") or run.quant in published_formats(spec)
+    made = None if published else launch.quantizations.get(run.quant or "")
     if not published and made is None:
-        wanting = f"the launch line names the published model; put a checkpoint in {quant} in its place"
+        wanting.append(
+            f"the launch line names the published model; put a checkpoint in {run.quant} in its place"
+        )
+    values = _values(layout, recipe, run, launch, made)
+    wanted = version_key(recipe.version)
+    file = "-".join(word for word in (spec.id or spec.label, recipe.weights.name) if word)
+    names = {"model": shlex.quote(spec.hf or spec.label), "file": shlex.quote(file.replace("/", "-"))}
+    words = [launch.command.format(**names)]
+    said: set[str] = set()
+    for flag in launch.flags:
+        value = values[flag.key]
+        if value is None:
+            continue
+        if flag.known_at(wanted):
+            words.append(flag.flag if value is True else f"{flag.flag} {_text(value)}")
+            said.add(flag.key)
+        elif flag.until is None and flag.key not in said:
+            wanting.append(f"{engine.name} {recipe.version} has no {flag.flag} yet, which {flag.key} needs")
+    command = " ".join(words)
+    options = ", ".join(
+        line.format(value=_text(values[key]))
+        for key, line in launch.options.items()
+        if values[key] is not None
+    )
+    if options and launch.options_flag is not None:
+        if launch.options_flag.known_at(wanted):
+            made_first = f"echo {shlex.quote('{' + options + '}')} > {OPTIONS_FILE}"
+            command = f"{made_first} && {command} {launch.options_flag.flag} {OPTIONS_FILE}"
+        else:
+            wanting.append(f"{engine.name} {recipe.version} takes no file of options for {options}")
+    return command, (*wanting, *_by_hand(recipe, layout))
+
+
+def _by_hand(recipe: ServeRecipe, layout: ServeLayout) -> list[str]:
+    """What a plan holds that one command cannot say."""
+    told = []
+    if recipe.traffic.drafts:
+        told.append("the launch line leaves speculation out: the draft model is yours to name")
+    if recipe.traffic.prefill_replicas:
+        decoding = layout.replicas - recipe.traffic.prefill_replicas
+        told.append(
+            f"{recipe.traffic.prefill_replicas} of the copies compute prompts and {decoding} decode;"
+            " how they hand the cache over is left out of the launch line"
+        )
+    return told
+
+
+def _values(
+    layout: ServeLayout, recipe: ServeRecipe, run: ServeRun, launch: Launch, quantization: str | None
+) -> dict[str, object]:
+    """What each flag's setting comes to, None where the engine's own default is meant."""
     slots = recipe.max_num_seqs
-    values: dict[str, object] = {
+    kv = launch.kv_dtypes.get(run.kv_dtype)
+    return {
         "tp": layout.tp if layout.tp > 1 else None,
+        "whole_tp": layout.tp * layout.dp if layout.tp * layout.dp > 1 else None,
         "pp": layout.pp if layout.pp > 1 else None,
         "dp": layout.dp if layout.dp > 1 else None,
+        "attention_dp": True if layout.dp > 1 else None,
         "ep": layout.ep if layout.ep > 1 else None,
         "expert_parallel": True if layout.ep > 1 else None,
         "decode_context_parallel": layout.decode_context if layout.decode_context > 1 else None,
         "dtype": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[recipe.dtype],
-        "quantization": made,
-        "kv_dtype": launch.kv_dtypes.get(kv_dtype),
+        "quantization": quantization,
+        "kv_dtype": kv,
+        "quantised_cache": True if kv is not None and recipe.kv_bytes < HALF_BYTES else None,
+        "block_size": run.block_size,
         "max_model_len": recipe.max_model_len,
         "context": recipe.max_model_len * slots,
         "max_num_seqs": slots,
+        "stated_num_seqs": run.max_num_seqs,
         "max_num_batched_tokens": recipe.max_num_batched_tokens,
         "memory_fraction": recipe.gpu_memory_utilization,
         "static_fraction": recipe.mem_fraction_static,
@@ -52,17 +107,6 @@ def launch_line(
         "all_layers": 999,
         "split": "layer" if layout.pp > 1 else None,
     }
-    wanted = version_key(recipe.version)
-    file = "-".join(word for word in (spec.id or spec.label, recipe.weights.name) if word)
-    names = {"model": shlex.quote(spec.hf or spec.label), "file": shlex.quote(file.replace("/", "-"))}
-    words = [launch.command.format(**names)]
-    for flag in launch.flags:
-        value = values[flag.key]
-        known = wanted is None or (version_key(flag.since) or ()) <= wanted
-        if value is None or not known:
-            continue
-        words.append(flag.flag if value is True else f"{flag.flag} {_text(value)}")
-    return " ".join(words), wanting
 
 
 def _text(value: object) -> str:

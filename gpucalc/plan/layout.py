@@ -147,6 +147,7 @@ class Recipe:
     loaded_bytes: int  # per trained weight as read, before the engine casts it
     load_assumed: bool  # nobody said in which type weights are read
     host_load: str  # every-rank | one-rank | none: whole copies of the weights in host memory while loading
+    in_use_bytes: float  # of each card, by others
     frozen: tuple[str, ...]  # any of vision_tower, embedding, head: not trained
     reference_model: bool  # a frozen copy in the compute type beside the trained model
 

@@ -262,6 +262,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         host_load=run.host_load or "none",
         frozen=run.frozen,
         reference_model=run.reference_model,
+        in_use_bytes=(run.memory_in_use_gib or 0.0) * GIB,
     )
 
 

@@ -114,8 +114,8 @@ def evaluate_serving(
         told += [why] if why else []
         told += list(time.notes) if time is not None else []
     told += _cache_notes(found)
-    launch, wanting = launch_line(engine, found.layout, found.recipe, subject.spec, run.quant, run.kv_dtype)
-    told += [wanting] if wanting else []
+    launch, wanting = launch_line(engine, found.layout, found.recipe, subject.spec, run)
+    told += wanting
     stated = {item.key for item in assumptions}
     own = tuple(item for item in found.assumptions if item.key not in stated)
     known = errors or ErrorTable()

@@ -56,9 +56,7 @@ class Parts:
         self.graph, self.stage, self.layout, self.recipe = graph, stage, layout, recipe
         self.engine, self.cluster, self.logged = engine, cluster, logged
         self.kinds = cache_kinds(stage, layout, recipe, engine)
-        self.total = logged_line("gpu_memory", logged.total) or min(
-            (pool.gpu.usable_memory() for pool in cluster.pools), key=lambda line: line.value
-        )
+        self.total = logged_line("gpu_memory", logged.total) or cluster.usable_memory()
         self.weights = logged_line("weights", logged.weights) or stage_weights(
             graph, stage, layout, recipe, engine
         )
@@ -168,6 +166,10 @@ class Parts:
     def pre_existing(self) -> Line:
         """In use before the engine measures what is free."""
         return logged_line("pre_existing", self.logged.pre_existing) or self._of_ranks("pre_existing")
+
+    def in_use(self) -> Line:
+        """What others hold on the card."""
+        return Line("in_use", self.recipe.in_use_bytes, "bytes", source="run.memory_in_use_gib")
 
     def _of_ranks(self, name: str) -> Line:
         """The engine's figure for as many ranks, that for ranks without NVLink where there is one."""

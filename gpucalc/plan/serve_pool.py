@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from gpucalc.formulas import serving_memory as mem
 from gpucalc.line import Kind, Line, compute, total
 from gpucalc.plan.serve_cache import (
@@ -31,7 +34,7 @@ class Pooled(Parts):
         """The stage's answer."""
         recipe, engine = self.recipe, self.engine
         activation, non_torch, graphs = self.activation_peak(), self.non_torch(), self.graphs()
-        before = self.pre_existing()
+        before, others = self.pre_existing(), self.in_use()
         subtracted = graphs if engine.number("graphs_subtracted", 0) else nothing("graphs_not_subtracted")
         static: list[Line]  # what must fit in the budget beside the cache
         if recipe.engine == "vllm":
@@ -41,6 +44,8 @@ class Pooled(Parts):
                 total_bytes=self.total,
                 fraction=setting("gpu_memory_utilization", recipe.gpu_memory_utilization),
             )
+            if others.value and engine.number("others_in_budget", 0):
+                budget = total("budget", (budget, minus(before), minus(others)), unit="bytes")
             pool = compute(
                 "pool",
                 mem.vllm_pool_bytes,
@@ -52,7 +57,7 @@ class Pooled(Parts):
             )
             static = [self.weights, activation, non_torch, *([graphs] if subtracted.value else [])]
         elif recipe.engine == "sglang":
-            free = total("free_before", (self.total, minus(before)), unit="bytes")
+            free = total("free_before", (self.total, *self._taken(before, others)), unit="bytes")
             fraction = setting("mem_fraction_static", recipe.mem_fraction_static)
             budget = compute("budget", mem.budget_bytes, total_bytes=free, fraction=fraction)
             pool = compute(
@@ -64,14 +69,50 @@ class Pooled(Parts):
             )
             static = [self.weights]
         else:
-            used = (self.total, *map(minus, (before, self.weights, activation, non_torch, graphs)))
+            loaded = map(minus, (self.weights, activation, non_torch, graphs))
+            used = (self.total, *self._taken(before, others), *loaded)
             free = total("free_when_loaded", used, unit="bytes")
             fraction = setting("free_gpu_memory_fraction", recipe.gpu_memory_utilization)
             pool = compute("pool", mem.trtllm_pool_bytes, free_bytes=free, fraction=fraction)
             budget = Line("budget", self.total.value, "bytes", self.total.kind, source=self.total.source)
-            static = [self.weights, activation, non_torch, graphs, before]
+            static = [
+                *([others] if others.value else []),
+                self.weights,
+                activation,
+                non_torch,
+                graphs,
+                before,
+            ]
         pool = logged_line("pool", self.logged.pool) or pool
-        return self._with_pool(budget, pool, static, activation, non_torch, graphs, before)
+        found = self._with_pool(budget, pool, static, activation, non_torch, graphs, (before, others))
+        if engine.number("budget_must_be_free", 0):
+            return self._asked_for(found, before, others)
+        return found
+
+    @staticmethod
+    def _taken(before: Line, others: Line) -> tuple[Line, ...]:
+        """What the engine finds in use, as it lessens a sum."""
+        return tuple(minus(line) for line in (before, others) if line is before or line.value)
+
+    def _asked_for(self, found: ServingMemory, before: Line, others: Line) -> ServingMemory:
+        """The answer of an engine that only starts where its whole budget is free."""
+        free = total("free", (self.total, *self._taken(before, others)), unit="bytes")
+        over = found.budget.value - free.value
+        if over <= SET_ASIDE_ERROR * before.value or self.logged.pool is not None:
+            return found
+        # Graphs and the sampler's dry run may lie outside the budget and need room of their own.
+        outside = max(found.tree.value - before.value - others.value - found.budget.value, 0.0)
+        share = (free.value - outside - SET_ASIDE_ERROR * before.value) / self.total.value
+        return replace(
+            found,
+            needed=replace(found.budget, name="asked_for"),
+            capacity=free,
+            binds=others.name if others.value else before.name,
+            uncertain_bytes=SET_ASIDE_ERROR * before.value,
+            refusal=f"{free.value / GIB:.2f} of {self.total.value / GIB:.2f} GiB are free, less than the"
+            f" {found.budget.value / GIB:.2f} GiB asked for; gpu_memory_utilization"
+            f" {math.floor(100 * share) / 100:g} would leave room",
+        )
 
     def _with_pool(
         self,
@@ -81,7 +122,7 @@ class Pooled(Parts):
         activation: Line,
         non_torch: Line,
         graphs: Line,
-        before: Line,
+        in_use: tuple[Line, Line],
     ) -> ServingMemory:
         recipe = self.recipe
         tokens, blocks, most = self._capacity(pool)
@@ -91,7 +132,7 @@ class Pooled(Parts):
         cache = Line("kv_cache", held, "bytes", Kind.MODELLED, formula=pool.formula, inputs=pool.inputs)
         warmup = self.warmup()
         last = max((activation, warmup), key=lambda line: line.value)
-        parts = (before, self.weights, non_torch, graphs, last, cache)
+        parts = (*in_use, self.weights, non_torch, graphs, last, cache)
         tree = total(
             "memory",
             tuple(part for part in parts if part.value),
@@ -111,7 +152,9 @@ class Pooled(Parts):
         swing = SET_ASIDE_ERROR * (graphs.value + warmup.value)
         if refusal is None and self._outgrows(needed, budget, uncertain, over, swing):
             capacity, decided, uncertain = whole, tree, swing
-            binds = last.name if last is warmup else "graphs"
+            others = in_use[1]
+            mine = last.name if last is warmup else "graphs"
+            binds = others.name if over <= others.value else mine
         return ServingMemory(
             tree=tree,
             weights=self.weights,

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from gpucalc.errors import Infeasible, InputError
+from gpucalc.formulas import serving_memory as mem
 from gpucalc.graph import Graph, Moe
 from gpucalc.plan.answer import Assumption
 from gpucalc.plan.rules import Degrees, broken_rules
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, Traffic
 from gpucalc.plan.weight_formats import DTYPE_BYTES, KV_BYTES, weight_format
-from gpucalc.spec.engine import EngineEra, EngineSpec
+from gpucalc.spec.engine import CardSize, EngineEra, EngineSpec, of_size
 from gpucalc.spec.figure import Figure
+from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import ServeRun
 from gpucalc.spec.model import ModelSpec
 from gpucalc.units import GIB
 
-LARGE_CARD = 70 * GIB  # from here on vLLM batches more, A100 aside
 DRAFT_COST = 0.1
 BY_LAYERS = ("llamacpp", "hf")  # several GPUs hold a run of layers each
 _KV_NAMES = {"llamacpp": "fp16"}
@@ -97,20 +97,22 @@ def serve_recipe(
             legal=f"at most {longest - osl} with this osl" if longest > osl else f"osl below {longest}",
         )
     concurrency = run.concurrency or (1 if engine.id in BY_LAYERS else 16)
-    large = _large(cluster) and era.max_num_seqs_large is not None
+    card = _card(era, cluster)
     seqs = run.max_num_seqs
     if seqs is None:
-        stated = era.max_num_seqs_large if large else era.max_num_seqs
+        by_card = card.max_num_seqs if card is not None else None
+        stated = by_card or era.max_num_seqs
         if stated is not None:
             seqs = int(stated.value)
-            choose("max_num_seqs", seqs, f"{engine.name}'s default{' on cards this large' if large else ''}")
+            large = " on cards this large" if by_card is not None else ""
+            choose("max_num_seqs", seqs, f"{engine.name}'s default{large}")
         else:
             seqs = max(1, -(-concurrency // layout.caches))
             choose("max_num_seqs", seqs, "one slot for each request in flight")
     batched = run.max_num_batched_tokens
     if batched is None:
-        wide = era.max_num_batched_tokens_large
-        stated = wide if wide is not None and _large(cluster) else era.max_num_batched_tokens
+        by_card = card.max_num_batched_tokens if card is not None else None
+        stated = by_card or era.max_num_batched_tokens
         batched = int(stated.value) if stated is not None else isl
         if stated is not None:
             choose("max_num_batched_tokens", batched, f"{engine.name}'s default on this card")
@@ -122,8 +124,8 @@ def serve_recipe(
         utilization = era.memory_fraction.value
         choose("gpu_memory_utilization", utilization, f"{engine.name}'s own default")
     if engine.id == "sglang" and static is None:
-        static = _static_fraction(era, layout.tp * layout.pp)
-        choose("mem_fraction_static", static, "SGLang's default for as many ranks")
+        static, why = _static_fraction(era, card, layout, cluster, batched, drafts=run.num_speculative_tokens)
+        choose("mem_fraction_static", static, why)
     recipe = ServeRecipe(
         engine=engine.id,
         version=version,
@@ -139,6 +141,7 @@ def serve_recipe(
         gpu_memory_utilization=utilization,
         mem_fraction_static=static,
         enforce_eager=run.enforce_eager,
+        in_use_bytes=(run.memory_in_use_gib or 0.0) * GIB,
         isl=isl,
         osl=osl,
         concurrency=concurrency,
@@ -183,15 +186,57 @@ def _kv_dtype(run: ServeRun) -> str:
     return _KV_NAMES.get(run.framework, run.dtype)
 
 
-def _large(cluster: Cluster) -> bool:
-    """Whether vLLM takes the cards for the kind that is given more to do."""
-    return all(
-        pool.gpu.usable_memory().value >= LARGE_CARD and not re.match("a[18]00", pool.gpu.id)
-        for pool in cluster.pools
+def _card(era: EngineEra, cluster: Cluster) -> CardSize | None:
+    """What the engine defaults to on the smallest of the cards."""
+    found = [era.card(pool.gpu.id, _reported(pool.gpu)) for pool in cluster.pools]
+    return min(found, key=lambda size: size.at_least.si if size is not None else 0.0)
+
+
+def _reported(gpu: GpuSpec) -> float:
+    """Bytes the driver reports, which engines take their defaults from."""
+    return gpu.memory_total.si if gpu.memory_total is not None else float(gpu.usable_memory().value)
+
+
+def _static_fraction(
+    era: EngineEra,
+    card: CardSize | None,
+    layout: ServeLayout,
+    cluster: Cluster,
+    tokens: int,
+    *,
+    drafts: int | None,
+) -> tuple[float, str]:
+    """SGLang's own share for weights and cache, and where it comes from."""
+    ranks = layout.engine_gpus  # attention in data parallel ranks is a part of SGLang's tensor group
+    base = (card.reserve if card is not None else None) or era.reserve
+    if card is not None and card.static_fraction is not None:
+        return card.static_fraction.value, "SGLang's default on cards this large"
+    if base is None:
+        table = era.static_fraction
+        assert table is not None
+        return of_size(table, ranks).value, "SGLang's default for as many ranks"
+
+    def of(figure: Figure | None) -> float:
+        return figure.si if figure is not None else 0.0
+
+    least_tokens = int(era.number("reserve_least_tokens", 0))
+    graphs = card.graph_requests if card is not None else None
+    captured = int(of_size(graphs, layout.tp * layout.dp).value) if graphs else 0
+    apart = layout.dp if layout.dp > 1 else 0
+    reserve = mem.static_reserve_bytes(
+        base_bytes=base.si + (of(era.reserve_attention_ranks) if apart else 0),
+        tokens=max(tokens, least_tokens),
+        token_bytes=of(era.reserve_per_token),
+        graph_requests=captured,
+        graph_request_bytes=of(era.reserve_per_graph_request),
+        attention_ranks=apart,
+        attention_rank_bytes=of(era.reserve_per_attention_rank),
+        ranks=ranks,
+        rank_bytes=of((card.reserve_per_rank if card is not None else None) or era.reserve_per_rank),
+        least_bytes=of(card.reserve_least if card is not None else None),
+        drafting_bytes=of(era.reserve_drafting) if drafts else 0,
     )
-
-
-def _static_fraction(era: EngineEra, ranks: int) -> float:
-    table: dict[int, Figure] = era.static_fraction or {}
-    below = [size for size in table if size <= ranks]
-    return table[max(below)].value if below else 0.88
+    memory = min(_reported(pool.gpu) for pool in cluster.pools)
+    fraction = mem.reserved_static_fraction(memory_bytes=memory, reserve_bytes=reserve)
+    why = f"SGLang keeps {reserve / GIB:.1f} GiB of a card this large for activations and graphs"
+    return fraction, why

@@ -52,10 +52,11 @@ class Static(Parts):
                 kind=Kind.MODELLED,
             )
         outside = self.non_torch()
-        parts = (self.weights, cache, buffer, outside)
+        others = self.in_use()
+        parts = (others, self.weights, cache, buffer, outside)
         tree = total("memory", tuple(part for part in parts if part.value), unit="bytes", kind=Kind.MODELLED)
         whole = Line("gpu_memory", self.total.value, "bytes", self.total.kind, source=self.total.source)
-        left = self.total.value - self.weights.value - buffer.value - outside.value
+        left = self.total.value - others.value - self.weights.value - buffer.value - outside.value
         pool = Line("pool", left, "bytes", Kind.MODELLED, note="what weights, buffers and context leave")
         tokens = Line("kv_tokens", context, "tokens", source="the context that was asked for")
         top = max(parts, key=lambda line: line.value).name

@@ -113,6 +113,7 @@ class ServeRecipe:
     gpu_memory_utilization: float | None  # vllm, trtllm (share of what is free)
     mem_fraction_static: float | None  # sglang
     enforce_eager: bool  # no graphs are captured
+    in_use_bytes: float  # of each card, by others before the engine starts
     isl: int
     osl: int
     concurrency: int  # requests in flight over the whole deployment

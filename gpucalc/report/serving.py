@@ -61,6 +61,11 @@ def verdict_words(decided: Verdict) -> tuple[str, str]:
             f"needs {needed} per GPU to start and hold one longest request, may use {capacity}: {spare}",
             f"stage {decided.stage} decides; largest part there: {clean(decided.binds)}",
         )
+    if decided.needed.name == "asked_for":
+        return (
+            f"asks for {needed} per GPU, where {capacity} are free: {spare}",
+            f"what may not fit: {clean(decided.binds)}",
+        )
     return (
         f"takes {needed} per GPU with everything allocated, has {capacity}: {spare}",
         f"stage {decided.stage} decides; what may not fit: {clean(decided.binds)}",
@@ -96,7 +101,9 @@ def _card(answer: Plan) -> float:
     """What the whole card holds."""
     capacity = answer.verdict.capacity
     total = capacity.inputs.get("total_bytes")
-    return float(total.value if isinstance(total, Line) else capacity.value)
+    whole = total if isinstance(total, Line) else capacity
+    # What is free is a sum whose first part is the card.
+    return float(whole.children[0].value if whole.children else whole.value)
 
 
 def cache(answer: Plan) -> RenderableType:

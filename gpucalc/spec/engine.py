@@ -17,6 +17,24 @@ from gpucalc.spec.figure import Figure
 from gpucalc.spec.version import version_key
 
 
+class CardSize(Spec):
+    """What an engine defaults to on cards from a size on, and what SGLang then keeps free on them.
+
+    `but_not` names what a GPU's id must not start with; such a card is taken for a smaller one.
+    graph_requests: the largest batch captured, by tensor-parallel ranks.
+    """
+
+    at_least: Figure
+    but_not: tuple[str, ...] = ()
+    max_num_seqs: Figure | None = None
+    max_num_batched_tokens: Figure | None = None
+    graph_requests: dict[int, Figure] | None = None
+    static_fraction: Figure | None = None
+    reserve: Figure | None = None
+    reserve_per_rank: Figure | None = None
+    reserve_least: Figure | None = None
+
+
 class EngineEra(Spec):
     """What an engine does from one version on. Every figure may be missing: the engine has no such thing.
 
@@ -29,10 +47,18 @@ class EngineEra(Spec):
     block_size: Figure | None = None  # tokens per cache block
     max_num_seqs: Figure | None = None
     max_num_batched_tokens: Figure | None = None
-    max_num_seqs_large: Figure | None = None  # on cards of 70 GiB or more, A100 aside
-    max_num_batched_tokens_large: Figure | None = None
+    cards: tuple[CardSize, ...] = ()  # defaults that depend on the card, the smallest first
     memory_fraction: Figure | None = None  # gpu_memory_utilization, free_gpu_memory_fraction
-    static_fraction: dict[int, Figure] | None = None  # mem_fraction_static
+    # mem_fraction_static: by ranks, or what is left of the card beside a reserve.
+    static_fraction: dict[int, Figure] | None = None
+    reserve: Figure | None = None
+    reserve_per_token: Figure | None = None  # of a prompt chunk
+    reserve_least_tokens: Figure | None = None
+    reserve_per_graph_request: Figure | None = None  # of the largest batch captured
+    reserve_per_attention_rank: Figure | None = None  # and request captured, more above 300 requests
+    reserve_attention_ranks: Figure | None = None  # where there are several
+    reserve_per_rank: Figure | None = None
+    reserve_drafting: Figure | None = None  # with a draft model or head
     # The profiled peak of activations: the larger of two regimes.
     sampler_bytes_per_logit: Figure | None = None
     sampler_stream_copies: Figure | None = None  # copies of the residual stream alive while sampling
@@ -46,6 +72,8 @@ class EngineEra(Spec):
     non_torch_pcie: dict[int, Figure] | None = None  # where no NVLink joins the ranks
     pre_existing: dict[int, Figure] | None = None  # in use before the engine looks
     pre_existing_pcie: dict[int, Figure] | None = None
+    others_in_budget: Figure | None = None  # 1: what others hold on the card is taken off the budget
+    budget_must_be_free: Figure | None = None  # 1: refuses to start where less than the budget is free
     graph_base: Figure | None = None
     graph_per_layer: Figure | None = None
     graph_moe: Figure | None = None  # of routed experts, divided over tensor-parallel ranks
@@ -84,26 +112,54 @@ class EngineEra(Spec):
     def of_ranks(self, name: str, ranks: int) -> Line | None:
         """The figure for that many tensor-parallel ranks, None where the engine has none."""
         table: dict[int, Figure] | None = getattr(self, name)
-        if not table:
-            return None
-        below = [size for size in table if size <= ranks]
-        return table[max(below) if below else min(table)].line(name)
+        return of_size(table, ranks).line(name) if table else None
+
+    def card(self, gpu: str, memory_bytes: float) -> CardSize | None:
+        """The defaults of the largest listed size that a card reaches, None where none is listed."""
+        reached = [
+            size
+            for size in self.cards
+            if size.at_least.si <= memory_bytes and not gpu.startswith(size.but_not)
+        ]
+        return reached[-1] if reached else None
+
+
+def of_size(table: dict[int, Figure], size: int) -> Figure:
+    """The figure of the largest listed size not above the one asked for, else of the smallest."""
+    below = [listed for listed in table if listed <= size]
+    return table[max(below) if below else min(table)]
 
 
 class LaunchFlag(Spec):
-    """A flag of the engine's command: the setting it takes and the version it appeared in."""
+    """A flag of the engine's command: the setting it takes, the version it came with and the one it left."""
 
     key: str
     flag: str
     since: str = "0"
+    until: str | None = None
+
+    def known_at(self, version: tuple[int, ...] | None) -> bool:
+        """Whether the command of that version has the flag; a version without numbers is the newest."""
+        if version is None:
+            return self.until is None
+        return (version_key(self.since) or ()) <= version and (
+            self.until is None or version < (version_key(self.until) or ())
+        )
 
 
 class Launch(Spec):
-    """The command that starts the server. `{model}` stands for the checkpoint, `{file}` for a local file."""
+    """The command that starts the server. `{model}` stands for the checkpoint, `{file}` for a local file.
+
+    options: settings without a flag and the line that a file of options takes them in, which
+    `options_flag` names. source: where the flags and their versions were read.
+    """
 
     since: str = "0"
     command: str
     flags: tuple[LaunchFlag, ...]
+    source: tuple[str, ...]
+    options: dict[str, str] = Field(default_factory=dict)
+    options_flag: LaunchFlag | None = None
     quantizations: dict[str, str] = Field(default_factory=dict)  # our names and the engine's, where it asks
     kv_dtypes: dict[str, str] = Field(default_factory=dict)
 

@@ -15,12 +15,12 @@ from typing import Literal
 from pydantic import Field
 
 from gpucalc.errors import InputError
-from gpucalc.line import Line
+from gpucalc.line import Line, total
 from gpucalc.spec.base import Spec
 from gpucalc.spec.figure import Figure, FigureKind
 from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.system import SystemSpec
-from gpucalc.units import GB
+from gpucalc.units import GB, GIB
 
 
 class KernelRate(Spec):
@@ -333,6 +333,25 @@ class Cluster:
     def island(self) -> int:
         """GPUs joined by the intra links: a node's, or those of an NVLink domain that spans nodes."""
         return max(self.gpus_per_node, self.nvlink_domain)
+
+    def usable_memory(self, in_use_bytes: float = 0.0) -> Line:
+        """Bytes a process can allocate on the smallest card beside what others hold on each.
+
+        Raises InputError where they hold all of it.
+        """
+        card = min((pool.gpu.usable_memory() for pool in self.pools), key=lambda line: line.value)
+        if not in_use_bytes:
+            return card
+        if in_use_bytes >= card.value:
+            raise InputError(
+                "is all the smallest card has",
+                key="run.memory_in_use_gib",
+                given=round(in_use_bytes / GIB, 2),
+                legal=f"below {card.value / GIB:.2f}",
+            )
+        taken = Line("in_use", -in_use_bytes, "bytes", source="run.memory_in_use_gib")
+        whole = Line("card", card.value, card.unit, card.kind, source=card.source, note=card.note)
+        return total("usable_memory", (whole, taken), unit="bytes", note="beside what others hold")
 
     @property
     def gpu(self) -> GpuSpec:

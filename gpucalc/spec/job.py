@@ -391,6 +391,9 @@ class TrainRun(Spec):
     stack: str | None = Field(default=None, description="kept for the record")
 
     @field_validator("*", mode="after")
+    memory_in_use_gib: Annotated[float, _real(0, 1e6, "GiB above 0")] | None = Field(
+        default=None, description="memory the display and other processes hold on each card"
+    )
     @classmethod
     def _agrees(cls, value: Any, info: ValidationInfo) -> Any:
         key, given = info.field_name or "", info.data
@@ -498,6 +501,9 @@ class ServeRun(Spec):
     )
     tpot_ms: Annotated[float, _real(0, 1e9, "milliseconds above 0")] | None = Field(
         default=None, description="target: time per output token"
+    memory_in_use_gib: Annotated[float, _real(0, 1e6, "GiB above 0")] | None = Field(
+        default=None, description="memory the display and other processes hold on each card"
+    )
     )
     prefix_hit_rate: Annotated[float, _real(0, 1, "a share above 0, at most 1")] | None = Field(
         default=None, description="share of prompt tokens found in the prefix cache"
