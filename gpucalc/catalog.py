@@ -69,6 +69,7 @@ _STEM = re.compile(r"[a-z0-9][a-z0-9._+-]*", re.IGNORECASE)
 _VENDOR = re.compile(r"nvidia|geforce|tesla|quadro|amd|instinct|radeon|intel|(?<![a-z])gpu(?![a-z])")
 _PUNCTUATION = re.compile(r"(?!(?<=[0-9])\.(?=[0-9]))[^a-z0-9]")
 _NAMES = re.compile(r"^(aliases|default_for):[ \t]*(.*)$", re.MULTILINE)
+_ABOUT = re.compile(r"^ +about: \[(.*)\]", re.MULTILINE)
 
 S = TypeVar("S", bound=Spec)
 T = TypeVar("T")
@@ -92,6 +93,7 @@ class Catalog:
         self._sources: dict[str, str] | None = None
         self._index: dict[str, dict[str, str]] = {}
         self._aliases: dict[tuple[str, str], Named] = {}
+        self._about: frozenset[str] | None = None
 
     # -- names --------------------------------------------------------------------------------
 
@@ -102,6 +104,14 @@ class Catalog:
     def path_of(self, kind: str, name: str) -> Path:
         """The file a name stands for. Raises UnknownName."""
         return self.find(kind, name).path
+
+    def claimed(self, entities: Iterable[str]) -> bool:
+        """Whether any claim is about one of these entries (`models/ID`); no file is parsed for it."""
+        if self._about is None:
+            texts = (read_text(path) for path in self._stems("claims").values())
+            listed = [part for text in texts for found in _ABOUT.findall(text) for part in found.split(",")]
+            self._about = frozenset(part.strip() for part in listed)
+        return not self._about.isdisjoint(entities)
 
     def revision_of(self, kind: str, name: str) -> str:
         """Twelve hex digits that change with the file's content."""

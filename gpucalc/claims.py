@@ -128,6 +128,23 @@ def claim(catalog: Catalog, name: str) -> Claim:
     raise UnknownName("unknown claim", given=name, near=nearest(name, sorted(ids)))
 
 
+def about(catalog: Catalog, entities: Iterable[str]) -> tuple[Claim, ...]:
+    """The claims about these entries of the catalogue, such as `models/deepseek-v4-pro`."""
+    wanted = set(entities)
+    if not catalog.claimed(wanted):
+        return ()
+    return tuple(item for item in claims(catalog) if wanted.intersection(item.spec.about))
+
+
+def warnings(catalog: Catalog, entities: Iterable[str]) -> tuple[str, ...]:
+    """What planning documents say of these entries and why it does not hold, one text each."""
+    specs = (item.spec for item in about(catalog, entities))
+    return tuple(
+        f'a planning document says "{spec.statement}" (claim {spec.id}, {spec.verdict.value}): {spec.reason}'
+        for spec in specs
+    )
+
+
 def tally(found: Iterable[Claim]) -> dict[str, int]:
     """How many claims have each verdict."""
     counts = {verdict.value: 0 for verdict in ClaimVerdict}

@@ -11,7 +11,7 @@ import pytest
 
 from gpucalc.__main__ import main
 from gpucalc.catalog import open_catalog
-from gpucalc.claims import claim
+from gpucalc.claims import claim, claims
 from gpucalc.documents import Estimate, estimates, headline
 from gpucalc.errors import ExitCode
 from gpucalc.jobs import resolve
@@ -145,3 +145,44 @@ def test_a_plan_reads_no_claims_and_no_rules_of_machines() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "plan models/deepseek-v4-flash --gpus 8xRTX4090 --task train",
+            ["uses about 18.2 GB", "claim C07, contradictory", "634 GB a card", "claim C08, contradictory"],
+        ),
+        (
+            "plan models/deepseek-v4-pro --gpus 16xH200 --task serve",
+            ["19B activated", "claim C04, wrong", "claim C09, contradictory"],
+        ),
+        ("plan models/deepseek-r1 --gpus 16xH200 --task serve", ["claim B02, wrong", "67B is DeepSeek LLM"]),
+        (
+            "plan llama-3-8b --gpus 8xA100 --rules",
+            ["TF32 compute 19.5 TFLOPs", "claim A14, wrong", "eight times"],
+        ),
+        ("plan llama-3-8b --gpus 4xRTX4090 --rules", ["850 W", "claim B16, contradictory", "1,200 W"]),
+    ],
+)
+def test_a_plan_says_what_documents_have_wrong_about_its_model_and_gpus(
+    words: str, said: list[str], capsys: Capture
+) -> None:
+    assert main([*words.split(), "--json"]) == ExitCode.ANSWERED
+    notes = " ".join(json.loads(capsys.readouterr().out)["notes"])
+    assert [part for part in said if part not in notes] == []
+
+
+def test_other_plans_carry_no_such_note(capsys: Capture) -> None:
+    assert main(["plan", "llama-3-8b", "--gpus", "8xA100", "--json"]) == ExitCode.ANSWERED
+    assert "planning document" not in " ".join(json.loads(capsys.readouterr().out)["notes"])
+
+
+def test_every_claim_about_an_entry_fails_and_the_entry_exists() -> None:
+    listed = [(item.spec, entity) for item in claims(CATALOG) for entity in item.spec.about]
+    assert len(listed) > 10
+    for spec, entity in listed:
+        assert spec.verdict.value in ("wrong", "contradictory"), spec.id
+        kind, _, name = entity.partition("/")
+        assert name in CATALOG.names(kind), spec.id

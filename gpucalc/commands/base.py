@@ -164,7 +164,19 @@ def planned(
 
     known = known or open_catalog(catalog)
     found = resolve(job, known, gpus=gpus, model=model, hub=hub, task=task, sets=sets or ())
-    return plan_job(found, known, advice=advice), provenance(found, known)
+    answer = plan_job(found, known, advice=advice)
+    return warned(answer, known, [f"models/{found.model.label}"]), provenance(found, known)
+
+
+def warned(answer: Plan, known: Catalog, entities: Sequence[str]) -> Plan:
+    """The plan with a note for every claim about these entries that does not hold."""
+    if not known.claimed(entities):
+        return answer
+    from dataclasses import replace
+
+    from gpucalc.claims import warnings
+
+    return replace(answer, notes=(*answer.notes, *warnings(known, entities)))
 
 
 def emit_json(body: Mapping[str, Any]) -> None:

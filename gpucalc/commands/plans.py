@@ -22,6 +22,7 @@ from gpucalc.commands.base import (
     emit_json,
     names_of,
     planned,
+    warned,
 )
 from gpucalc.errors import ExitCode
 
@@ -84,7 +85,10 @@ def plan_command(
         from gpucalc.documents import estimates
         from gpucalc.spec.fleet import parse_fleet
 
-        told = estimates(answer, open_catalog(catalog).cluster(parse_fleet(answer.fleet)))
+        ours = open_catalog(catalog)
+        cluster = ours.cluster(parse_fleet(answer.fleet))
+        told = estimates(answer, cluster)
+        answer = warned(answer, ours, [f"gpus/{pool.gpu.id}" for pool in cluster.pools])
     if as_json:
         from gpucalc.report import json
 

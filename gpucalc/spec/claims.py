@@ -95,6 +95,8 @@ class ClaimSpec(Spec):
     statement: str  # as the document has it, in English
     stated: float | str | None = None
     unit: Annotated[str, AfterValidator(_known_unit)] | None = None
+    # Catalogue entries whose plans mention it, as it does not hold of them; in brackets on one line.
+    about: tuple[str, ...] = ()
     verdict: ClaimVerdict
     reason: str
     evidence: Annotated[tuple[EvidenceSpec, ...], Field(min_length=1)]
