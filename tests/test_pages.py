@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from test_cli import commands
 
+from gpucalc import __version__
 from gpucalc.__main__ import main
 from gpucalc.formula import FORMULAS
 
@@ -100,3 +102,20 @@ def test_tables_keep_to_the_width(
     monkeypatch.setenv("COLUMNS", str(width))
     assert main(words.split()) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= width
+
+
+def test_the_changelog_has_an_entry_for_this_version() -> None:
+    text = (ROOT / "gpucalc/CHANGELOG.md").read_text("utf-8")
+    stated = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    released = re.findall(r"^## \[([\d.]+)\] - (\d{4}-\d{2}-\d{2})$", text, re.MULTILINE)
+    assert released[0][0] == stated == __version__
+    assert [day for _, day in released] == sorted((day for _, day in released), reverse=True)
+    assert text.index("## [Unreleased]") < text.index(f"## [{stated}]")
+    assert {*re.findall(r"^### (\w+)$", text, re.MULTILINE)} <= {
+        "Added", "Changed", "Deprecated", "Removed", "Fixed", "Security",
+    }  # fmt: skip
+
+
+def test_the_changelog_names_every_command_of_the_first_release() -> None:
+    text = (ROOT / "gpucalc/CHANGELOG.md").read_text("utf-8")
+    assert [words[0] for words in commands() if len(words) == 1 and f"`{words[0]}`" not in text] == []
