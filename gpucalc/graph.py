@@ -52,7 +52,7 @@ class Norm:
 
     kind: rmsnorm | rmsnorm_fp32_weight (weight multiplied in fp32: gemma, olmo2) | rmsnorm_keeps_input (t5:
     the 16-bit input stays beside its fp32 copy) | layernorm |
-    layernorm_nobias | layernorm_cohere.
+    layernorm_nobias | layernorm_cohere; and, without weights, layernorm_noweight | rmsnorm_noweight.
     """
 
     name: str
@@ -67,7 +67,8 @@ class Attention:
 
     span: tokens a query sees at most (sliding window or chunk), None for all.
     kind: full | sliding | chunked | cross | compressed | heavily_compressed | sparse_indexed.
-    qk_norm: none | head (per head) | head_l2 (per head, no weight) | width (over all heads).
+    qk_norm: none | head (per head) | head_l2 (per head, no weight) | head_layernorm (per head, with a
+    bias) | width (over all heads).
     qkv: split | fused | packed (fused with no rope).
     rope: none | full | partial (partial and cat-style rotations copy q and k once more).
     """
@@ -100,9 +101,11 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class StateMixer:
-    """A mixer whose state does not grow with context: Mamba, Mamba-2, gated delta net, KDA, lightning."""
+    """A mixer whose state does not grow with context: Mamba, Mamba-2, gated delta net, KDA, lightning,
+    short convolutions, RWKV, RG-LRU.
+    """
 
-    kind: str  # mamba | mamba2 | gated_deltanet | kda | lightning
+    kind: str  # mamba | mamba2 | gated_deltanet | kda | lightning | short_conv | rwkv | rg_lru
     hidden: int
     inner: int  # width of the mixed stream (d_inner, or value heads x value dim)
     heads: int

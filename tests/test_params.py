@@ -25,7 +25,6 @@ MODELS = sorted((ROOT / "catalogs" / "models").glob("*.yaml"))
 
 REFUSED = {
     "zamba2-1.2b-default": "one attention block is shared by many layers",
-    "rwkv-169m": "time-mix layers",
     "wav2vec2-base": "convolutional audio front end",
     "swin-tiny": "hierarchical windows",
     "convnext-tiny": "convolutional; known by totals",

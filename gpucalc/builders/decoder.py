@@ -73,7 +73,7 @@ def decoder(d: Draft) -> Graph:
         hidden=hidden,
         blocks=tuple(drawn),
         layers=tuple(order),
-        final_norm=norm("final", t.norm, hidden),
+        final_norm=norm("final", t.norm, hidden) if t.final_norm else None,
     )
     stacks: tuple[Stack, ...] = (trunk,)
     linears: tuple[Linear, ...] = ()
@@ -88,18 +88,22 @@ def decoder(d: Draft) -> Graph:
         family=spec.family or d.key,
         stacks=stacks,
         embedding=Embedding(vocab, width, tuple(vectors), projections),
-        head=Head(
-            vocab=vocab,
-            hidden=width,
-            tied=t.tied_embeddings,
-            linears=head_linears,
-            vectors=head_vectors,
-            bias=t.head_bias,
-        ),
+        head=_head(d, vocab, width, head_linears, head_vectors),
         linears=linears,
         vectors=extra,
         notes=tuple(d.notes),
     )
+
+
+def _head(d: Draft, vocab: int, width: int, linears: tuple[Linear, ...], vectors: tuple[Vector, ...]) -> Head:
+    """The vocabulary matrix, or what stands in its place."""
+    t = d.traits
+    if t.head == "lm":
+        return Head(vocab, width, t.tied_embeddings, linears, vectors, t.head_bias)
+    if t.head == "classifier":
+        (classes,) = d.need("classes")
+        linears = (*linears, Linear("classifier", width, classes, shard=Shard.REPLICATED))
+    return Head(vocab=0, hidden=width, tied=True, linears=linears, vectors=vectors)
 
 
 def _letters(d: Draft, layers: int) -> str:
@@ -234,7 +238,7 @@ def _attention(d: Draft, letter: str, hidden: int) -> Attention:
 
 
 def _latent(d: Draft, letter: str, hidden: int) -> Attention:
-    mla, indexer = d.spec.mla, d.spec.indexer
+    mla, indexer, t = d.spec.mla, d.spec.indexer, d.traits
     assert mla is not None
     (heads,) = d.need("heads")
     qk = mla.qk_nope + mla.qk_rope
@@ -244,14 +248,14 @@ def _latent(d: Draft, letter: str, hidden: int) -> Attention:
         linears.append(Linear("q", hidden, heads * qk))
     else:
         linears += [
-            Linear("q_a", hidden, mla.q_lora, shard=Shard.REPLICATED),
+            Linear("q_a", hidden, mla.q_lora, t.qkv_bias, Shard.REPLICATED),
             Linear("q_b", mla.q_lora, heads * qk),
         ]
         vectors.append(Vector("q_a_norm", mla.q_lora))
     linears += [
-        Linear("kv_a", hidden, mla.kv_lora + mla.qk_rope, shard=Shard.REPLICATED),
+        Linear("kv_a", hidden, mla.kv_lora + mla.qk_rope, t.qkv_bias, Shard.REPLICATED),
         Linear("kv_b", mla.kv_lora, heads * (mla.qk_nope + mla.v_head)),
-        Linear("o", heads * mla.v_head, hidden, shard=Shard.ROW),
+        Linear("o", heads * mla.v_head, hidden, t.o_bias, Shard.ROW),
     ]
     vectors.append(Vector("kv_a_norm", mla.kv_lora))
     if letter == "D" and indexer is not None:

@@ -107,6 +107,9 @@ _TRAITS = (
     "parallel_block",
     "layer_scale",
     "norms_per_block",
+    "post_norm",
+    "final_norm",
+    "head_bias",
     "position_kind",
     "tied_embeddings",
     "token_types",
@@ -124,8 +127,9 @@ def merged(family: Family, spec: ModelSpec) -> Family:
 
 
 def norm(name: str, kind: str, width: int) -> Norm:
-    """A norm of that kind; only a plain layer norm has a bias."""
-    return Norm(name, kind, width, 2 * width if kind == "layernorm" else width)
+    """A norm of that kind; only a plain layer norm has a bias, and some have no weight either."""
+    weights = 2 if kind == "layernorm" else 0 if kind.endswith("_noweight") else 1
+    return Norm(name, kind, width, weights * width)
 
 
 def attention(
@@ -161,6 +165,8 @@ def attention(
     vectors: list[Vector] = []
     if t.qk_norm == "head":
         vectors += [Vector("q_norm", head_dim), Vector("k_norm", head_dim)]
+    elif t.qk_norm == "head_layernorm":
+        vectors += [Vector("q_norm", 2 * head_dim), Vector("k_norm", 2 * head_dim)]
     elif t.qk_norm == "width":
         vectors += [Vector("q_norm", q), Vector("k_norm", k)]
     if sinks:
@@ -203,9 +209,15 @@ def mlp(
 def family_mlp(d: Draft, hidden: int, ffn: int) -> Mlp:
     """The dense part with the family's activation and biases."""
     t = d.traits
-    return mlp(
+    part = mlp(
         hidden, ffn, gated=t.gated_mlp, activation=t.activation, bias=t.mlp_bias, fused=t.fused_gate_up
     )
+    if t.receptance:
+        gate = Linear("receptance", hidden, hidden, shard=Shard.REPLICATED)
+        return replace(part, linears=(*part.linears, gate), vectors=(Vector("time_mix", 2 * hidden),))
+    if t.mlp_scalars:
+        return replace(part, vectors=(Vector("activation", t.mlp_scalars),))
+    return part
 
 
 def experts(d: Draft, hidden: int) -> Moe:
@@ -254,6 +266,8 @@ def experts(d: Draft, hidden: int) -> Moe:
     vectors: tuple[Vector, ...] = ()
     if t.dense_beside_moe:
         vectors = (Vector("router_scale", hidden), Vector("expert_scale", moe.experts))
+    if t.router_correction:
+        vectors = (*vectors, Vector("router_correction", moe.experts))
     return Moe(
         hidden=hidden,
         experts=moe.experts,

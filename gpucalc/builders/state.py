@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpucalc.builders.parts import Draft
 from gpucalc.errors import InputError
 from gpucalc.graph import Linear, Shard, StateMixer, Vector
+from gpucalc.spec.model import LinearAttentionSpec
 
 
 def mamba(d: Draft, hidden: int) -> StateMixer:
@@ -78,7 +79,7 @@ def _mamba2(d: Draft, hidden: int) -> StateMixer:
 
 
 def linear_attention(d: Draft, hidden: int) -> StateMixer:
-    """Gated delta net, Kimi delta attention or lightning attention."""
+    """Gated delta net, Kimi delta attention, lightning attention, and what keeps numbers per channel."""
     spec = d.spec.linear_attention
     if spec is None:
         raise InputError(
@@ -86,6 +87,8 @@ def linear_attention(d: Draft, hidden: int) -> StateMixer:
             key="model.linear_attention",
             legal="kind, key_heads, value_heads, key_dim, value_dim, conv",
         )
+    if spec.kind in ("short_conv", "rwkv", "rg_lru"):
+        return _per_channel(spec, hidden)
     key, value = spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim
     mixed = 2 * key + value
     if spec.kind == "gated_deltanet":
@@ -135,4 +138,48 @@ def linear_attention(d: Draft, hidden: int) -> StateMixer:
         vectors=vectors,
         conv=spec.conv,
         conv_width=mixed if spec.conv else 0,
+    )
+
+
+def _per_channel(spec: LinearAttentionSpec, hidden: int) -> StateMixer:
+    """Mixers whose channels do not meet: a short convolution (LFM2), RWKV's, RecurrentGemma's."""
+    width = spec.value_heads * spec.value_dim
+    state = spec.key_dim
+    if spec.kind == "short_conv":
+        width, state = hidden, 0  # the convolution's own inputs are all there is to keep
+        linears: tuple[Linear, ...] = (
+            Linear("in", hidden, 3 * hidden),
+            Linear("out", hidden, hidden, shard=Shard.ROW),
+        )
+        vectors: tuple[Vector, ...] = (Vector("conv", hidden * spec.conv, Shard.COLUMN),)
+    elif spec.kind == "rwkv":
+        linears = (
+            *(Linear(name, hidden, width) for name in ("key", "value", "receptance")),
+            Linear("out", width, hidden, shard=Shard.ROW),
+        )
+        vectors = (Vector("decay_first", 2 * width, Shard.COLUMN), Vector("time_mix", 3 * hidden))
+    else:
+        block = width // spec.key_heads  # the gates are matrices between the channels of one block
+        linears = (
+            Linear("y", hidden, width, True),
+            Linear("x", hidden, width, True),
+            Linear("input_gate", block, width, True),
+            Linear("recurrent_gate", block, width, True),
+            Linear("out", width, hidden, True, Shard.ROW),
+        )
+        vectors = (
+            Vector("conv", width * (spec.conv + 1), Shard.COLUMN),
+            Vector("recurrence", width, Shard.COLUMN),
+        )
+    return StateMixer(
+        kind=spec.kind,
+        hidden=hidden,
+        inner=width,
+        heads=width,
+        key_dim=state,
+        value_dim=1,
+        linears=linears,
+        vectors=vectors,
+        conv=spec.conv,
+        conv_width=width if spec.conv else 0,
     )

@@ -371,9 +371,7 @@ def _pixtral(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, 
     return stack, projector, (Vector("vision_projector_norm", t.hidden),)
 
 
-def _qwen2_5_vl(
-    d: Draft, t: TowerSpec, hidden: int
-) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
+def _qwen2_5_vl(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
     """Gated blocks with biases and rotary positions over frames in pairs; 2 x 2 patches become one token."""
     assert t.patch is not None
     d.traits = replace(

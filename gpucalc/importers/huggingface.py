@@ -95,12 +95,11 @@ def from_config(
         if not isinstance(classes, list) or not classes or not isinstance(classes[0], str):
             raise InputError("missing, so the architecture is unknown", where=where, key="model_type")
         model_type = classes[0]
-    key = canonical(_SHAPED_LIKE.get(model_type.lower(), model_type))
+    key = canonical(_CONFIG_NAMES.get(model_type.lower(), model_type))
     family = FAMILIES.get(key)
     generic = family is None
-    if family is not None and (family.refused or model_type.lower() in _NOT_ITS_FAMILY):
-        why = family.refused or _NOT_ITS_FAMILY[model_type.lower()]
-        raise UnsupportedModel(why, where=where, key="model_type", given=model_type)
+    if family is not None and family.refused:
+        raise UnsupportedModel(family.refused, where=where, key="model_type", given=model_type)
     if family is not None and family.form == "totals":
         raise UnsupportedModel(
             "a convolutional network is described by its totals; a trace of the module measures them",
@@ -143,9 +142,5 @@ def from_config(
     return Imported(spec, tuple(dict.fromkeys(reader.understood)), tuple(reader.assumed), tuple(leftovers))
 
 
-# Architectures that build what another one does, checked by instantiating both.
-_SHAPED_LIKE = {"mimo": "qwen2", "helium": "llama", "ernie4_5": "llama", "iquestcoder": "llama"}
-
-
-# Names the family table knows for a later generation of another shape.
-_NOT_ITS_FAMILY = {"olmo": "OLMo 1 has norms without weights, which have no drawing"}
+# Names that a config.json uses for another row than a model file's family of that name.
+_CONFIG_NAMES = {"mimo": "qwen2", "deepseek": "deepseek_moe"}

@@ -176,7 +176,9 @@ def _config(read: Gguf, where: str) -> tuple[dict[str, Any], list[str]]:
         "n_shared_experts": fact("expert_shared_count"),
         "first_k_dense_replace": fact("leading_dense_block_count"),
         "tie_word_embeddings": "output.weight" not in shapes,
-        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "qkv_bias": any(f"blk.0.{part}.bias" in shapes for part in ("attn_q", "attn_qkv")),
+        "attention_out_bias": "blk.0.attn_output.bias" in shapes,
+        "mlp_bias": "blk.0.ffn_up.bias" in shapes,
     }
     if model_type == "qwen2":
         config["use_sliding_window"] = False
@@ -189,9 +191,11 @@ def _config(read: Gguf, where: str) -> tuple[dict[str, Any], list[str]]:
         value = value or fact("attention.value_length")
         config |= {
             "kv_lora_rank": low,
-            "q_lora_rank": fact("attention.q_lora_rank"),
             "qk_rope_head_dim": rope,
             "qk_nope_head_dim": width - rope if width and rope else None,
             "v_head_dim": value,
         }
-    return {key: value for key, value in config.items() if value is not None}, assumed
+    stated = {key: value for key, value in config.items() if value is not None}
+    for key, other in (("q_lora_rank", "attention.q_lora_rank"), ("n_shared_experts", "expert_shared_count")):
+        stated.setdefault(key, fact(other))  # left out of a file means none
+    return stated, assumed

@@ -76,9 +76,12 @@ class SsmSpec(Spec):
 
 
 class LinearAttentionSpec(Spec):
-    """Linear attention layers: the state is value_heads x key_dim x value_dim."""
+    """Linear attention layers: the state is value_heads x key_dim x value_dim.
 
-    kind: Literal["gated_deltanet", "kda", "lightning"]
+    rwkv and rg_lru keep numbers per channel (value_heads of them), short_conv the last `conv` inputs.
+    """
+
+    kind: Literal["gated_deltanet", "kda", "lightning", "short_conv", "rwkv", "rg_lru"]
     key_heads: int = Field(ge=1)
     value_heads: int = Field(ge=1)
     key_dim: int = Field(ge=1)
@@ -194,13 +197,16 @@ class ModelSpec(Spec):
 
     # Traits; None leaves them to the family.
     norm: str | None = None
-    qk_norm: Literal["none", "head", "head_l2", "width"] | None = None
+    qk_norm: Literal["none", "head", "head_l2", "head_layernorm", "width"] | None = None
     activation: str | None = None
     gated_mlp: bool | None = None
     qkv_bias: bool | None = None
     o_bias: bool | None = None
     mlp_bias: bool | None = None
     norm_bias: bool | None = None
+    head_bias: bool | None = None  # on the vocabulary matrix
+    post_norm: bool | None = None  # norms after each part instead of before
+    final_norm: bool | None = None  # after the last layer
     parallel_block: bool | None = None
     layer_scale: bool | None = None
     norms_per_block: int | None = Field(default=None, ge=0)

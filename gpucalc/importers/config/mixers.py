@@ -4,49 +4,71 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpucalc.errors import UnsupportedModel
+from gpucalc.errors import InputError, UnsupportedModel
 from gpucalc.importers.config.reader import Reader
+
+# The keys of a Mamba-2 layer, by family: state, convolution, heads, head width, groups.
+_MAMBA2 = {
+    "mamba2": ("state_size", "conv_kernel", "num_heads", "head_dim", "n_groups"),
+    "nemotron_h": ("ssm_state_size", "conv_kernel", "mamba_num_heads", "mamba_head_dim", "n_groups"),
+    "bamba": ("mamba_d_state", "mamba_d_conv", "mamba_n_heads", "mamba_d_head", "mamba_n_groups"),
+    "granitemoehybrid": ("mamba_d_state", "mamba_d_conv", "mamba_n_heads", "mamba_d_head", "mamba_n_groups"),
+}
 
 
 def state_of(c: Reader, key: str, fields: dict[str, Any]) -> None:
+    """Set the `ssm` or `linear_attention` group of a model description."""
     if c.get("use_conv_bias", "mamba_conv_bias") is False or c.get("mamba_proj_bias") is True:
         raise UnsupportedModel(
             "Mamba layers with other biases than the published ones", where=c.where, key="use_conv_bias"
         )
-    if key in ("mamba", "falcon_mamba", "mamba2"):
+    if key in ("mamba", "falcon_mamba", "jamba"):
+        fields["ssm"] = _mamba(c, key, fields["hidden"])
+    elif key in _MAMBA2:
+        state, conv, heads, width, groups = _MAMBA2[key]
+        fields["ssm"] = {
+            "state": c.need(state),
+            "conv": c.need(conv),
+            "heads": c.need(heads),
+            "head_dim": _head_width(c, width, heads, fields["hidden"]),
+            "groups": c.need(groups),
+        }
+        c.get("expand", "mamba_expand")
+    else:
+        fields["linear_attention"] = _linear(c, key, fields)
+
+
+def _head_width(c: Reader, width: str, heads: str, hidden: int) -> int:
+    if c.config.get(width) == "auto":  # what is expanded, over the heads
+        c.get(width)
+        return c.need("mamba_expand") * hidden // max(c.need(heads), 1)
+    return c.need(width)
+
+
+def _mamba(c: Reader, key: str, hidden: int) -> dict[str, int]:
+    if key == "jamba":
+        ssm = {"state": c.need("mamba_d_state"), "conv": c.need("mamba_d_conv")}
+        ssm["expand"] = c.need("mamba_expand")
+        rank = c.get("mamba_dt_rank")
+    else:
         inner = c.whole("intermediate_size")
         expand = c.whole("expand") or 2
-        if inner is not None and key != "mamba2":
-            expand = inner // fields["hidden"]
-        fields["ssm"] = {"state": c.need("state_size"), "conv": c.need("conv_kernel"), "expand": expand}
+        if inner is not None:
+            expand, rest = divmod(inner, hidden)
+            if rest:
+                raise UnsupportedModel(
+                    f"{inner} is no multiple of the width {hidden}", where=c.where, key="intermediate_size"
+                )
+        ssm = {"state": c.need("state_size"), "conv": c.need("conv_kernel"), "expand": expand}
         rank = c.get("time_step_rank")
-        if key == "mamba2":
-            fields["ssm"] |= {
-                "heads": c.need("num_heads"),
-                "head_dim": c.need("head_dim"),
-                "groups": c.need("n_groups"),
-            }
-        elif isinstance(rank, int):
-            fields["ssm"]["dt_rank"] = rank
-    elif key in ("nemotron_h", "bamba"):
-        fields["ssm"] = {
-            "state": c.need("ssm_state_size", "mamba_d_state"),
-            "conv": c.need("conv_kernel", "mamba_d_conv"),
-            "heads": c.need("mamba_num_heads", "mamba_n_heads"),
-            "head_dim": c.need("mamba_head_dim", "mamba_d_head"),
-            "groups": c.need("n_groups", "mamba_n_groups"),
-        }
-    elif key == "jamba":
-        fields["ssm"] = {
-            "state": c.need("mamba_d_state"),
-            "conv": c.need("mamba_d_conv"),
-            "expand": c.need("mamba_expand"),
-        }
-        rank = c.get("mamba_dt_rank")
-        if isinstance(rank, int):
-            fields["ssm"]["dt_rank"] = rank
-    elif key in ("qwen3_next", "qwen3_5"):
-        fields["linear_attention"] = {
+    if isinstance(rank, int):
+        ssm["dt_rank"] = rank
+    return ssm
+
+
+def _linear(c: Reader, key: str, fields: dict[str, Any]) -> dict[str, Any] | None:
+    if key in ("qwen3_next", "qwen3_5", "olmo_hybrid"):
+        return {
             "kind": "gated_deltanet",
             "key_heads": c.need("linear_num_key_heads"),
             "value_heads": c.need("linear_num_value_heads"),
@@ -54,9 +76,9 @@ def state_of(c: Reader, key: str, fields: dict[str, Any]) -> None:
             "value_dim": c.need("linear_value_head_dim"),
             "conv": c.need("linear_conv_kernel_dim"),
         }
-    elif key == "kimi_linear":
+    if key == "kimi_linear":
         heads, width = c.need("linear_num_heads"), c.need("linear_head_dim")
-        fields["linear_attention"] = {
+        return {
             "kind": "kda",
             "key_heads": heads,
             "value_heads": heads,
@@ -64,12 +86,36 @@ def state_of(c: Reader, key: str, fields: dict[str, Any]) -> None:
             "value_dim": width,
             "conv": c.need("linear_conv_kernel_dim"),
         }
-    elif key == "minimax":
+    if key == "minimax":
         width = fields["head_dim"] or fields["hidden"] // fields["heads"]
-        fields["linear_attention"] = {
+        heads = fields["heads"]
+        return {
             "kind": "lightning",
-            "key_heads": fields["heads"],
-            "value_heads": fields["heads"],
+            "key_heads": heads,
+            "value_heads": heads,
             "key_dim": width,
             "value_dim": width,
         }
+    if key in ("lfm2", "lfm2_moe"):
+        if c.get("conv_bias"):
+            raise UnsupportedModel("LFM2 with biased convolutions", where=c.where, key="conv_bias")
+        return {**_CHANNELS, "kind": "short_conv", "conv": c.need("conv_L_cache")}
+    if key == "rwkv":  # numerator, denominator and largest exponent of every channel
+        width = c.whole("attention_hidden_size") or fields["hidden"]
+        return {**_CHANNELS, "kind": "rwkv", "value_heads": width, "key_dim": 3}
+    if key == "recurrent_gemma":
+        width = c.whole("lru_width") or fields["hidden"]
+        if width % fields["heads"]:
+            problem = f"is no multiple of the {fields['heads']} blocks its gates are cut into"
+            raise InputError(problem, where=c.where, key=c.prefix + "lru_width", given=width)
+        return {
+            **_CHANNELS,
+            "kind": "rg_lru",
+            "key_heads": fields["heads"],
+            "value_heads": width,
+            "conv": c.need("conv1d_width"),
+        }
+    return None
+
+
+_CHANNELS = {"key_heads": 1, "value_heads": 1, "key_dim": 1, "value_dim": 1}

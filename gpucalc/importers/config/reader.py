@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpucalc.errors import InputError
+from gpucalc.errors import InputError, UnsupportedModel
 
 MAX_WHOLE = 10**15
 
@@ -19,7 +19,8 @@ HARMLESS = frozenset({
     "_name_or_path", "activation_dropout", "add_cross_attention", "architectures",
     "attention_dropout", "attention_multiplier", "attention_probs_dropout_prob", "attn_pdrop",
     "attn_scale", "attn_temperature_tuning", "auto_map", "aux_loss_alpha", "bos_token_id",
-    "cache_implementation", "chunk_size", "classifier_dropout", "decoder_layerdrop",
+    "cache_implementation", "chunk_size", "chunk_size_feed_forward", "classifier_dropout",
+    "decoder_layerdrop",
     "decoder_start_token_id", "dropout", "dropout_rate", "dtype", "emb_pdrop", "embd_pdrop",
     "embedding_dropout", "embedding_multiplier", "encoder_layerdrop", "eos_token_id",
     "final_logit_softcapping", "floor_scale", "forced_bos_token_id", "forced_eos_token_id",
@@ -80,6 +81,19 @@ class Reader:
         if not -MAX_WHOLE <= value <= MAX_WHOLE:
             raise InputError("out of range", where=self.where, key=self.prefix + keys[0], given=value)
         return value
+
+    def even(self, *keys: str) -> int | None:
+        """A whole number, also as a list that says the same for every layer."""
+        for key in keys:
+            value = self.config.get(key)
+            if isinstance(value, list) and value and isinstance(value[0], int | float):
+                self.get(key)
+                if any(item != value[0] for item in value):
+                    raise UnsupportedModel(
+                        "differs from layer to layer", where=self.where, key=self.prefix + key
+                    )
+                return int(value[0])
+        return self.whole(*keys)
 
     def listing(self, *keys: str) -> list[Any]:
         """A list under one of these keys, empty without one; a text is the list of its letters."""

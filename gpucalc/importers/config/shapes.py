@@ -7,14 +7,20 @@ from typing import Any
 
 from gpucalc.errors import InputError, UnsupportedModel
 from gpucalc.families import FAMILIES
+from gpucalc.importers.config.biases import biases
 from gpucalc.importers.config.experts import experts_of
 from gpucalc.importers.config.layers import pattern_of
 from gpucalc.importers.config.mixers import state_of
+from gpucalc.importers.config.needed import check_needed
 from gpucalc.importers.config.quantization import quantization
 from gpucalc.importers.config.reader import TEXT_KEYS, Reader
-from gpucalc.importers.config.tops import tops
+from gpucalc.importers.config.tops import decoder_top, tops, two_stack_top
 from gpucalc.importers.config.towers import contrastive, tower_of
 
+# Families whose feed-forward part is 4 x hidden where its width is not stated.
+_FOUR_TIMES = frozenset({"gpt2", "gptj", "codegen", "gpt_neo", "bloom", "gpt_bigcode", "rwkv"})
+# Families whose class never ties its tables, whatever the file says.
+_NEVER_TIED = frozenset({"kimi_linear", "nemotron_h"})
 MAX_LAYERS = 10_000
 
 
@@ -29,6 +35,7 @@ ACTIVATIONS = {
     "quick_gelu": "gelu",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "gelu_new",  # a learned curve in as many steps
 }
 
 
@@ -37,6 +44,7 @@ def fields_of(top: Reader, key: str) -> dict[str, Any]:
     if form == "clip":
         return contrastive(top)
     text = top.group(*TEXT_KEYS) or top
+    check_needed(text, key)
     fields = _shape(text, key)
     tie = top.get("tie_word_embeddings")
     if tie is None and text is not top:
@@ -46,6 +54,10 @@ def fields_of(top: Reader, key: str) -> dict[str, Any]:
     if tie is None and FAMILIES[key].head == "lm":
         tie = FAMILIES[key].tied_embeddings
         top.assumed.append(f"tie_word_embeddings not stated: {str(tie).lower()}, the {key} default")
+    if tie is True and key in _NEVER_TIED:
+        raise UnsupportedModel(
+            f"{key} models do not tie their tables", where=top.where, key="tie_word_embeddings"
+        )
     fields["tied_embeddings"] = tie
     stored = top.get("torch_dtype", "dtype") or text.get("torch_dtype", "dtype")
     if isinstance(stored, str):
@@ -73,6 +85,10 @@ def fields_of(top: Reader, key: str) -> dict[str, Any]:
         text.need("intermediate_size", "ffn_dim", "d_ff")
     if form in ("bert", "vit"):
         tops(top, key, fields)
+    elif form == "decoder":
+        decoder_top(top, key, fields)
+    elif form in ("t5", "bart", "whisper"):
+        two_stack_top(top, fields)
     if form == "whisper":
         fields["mel_bins"] = top.need("num_mel_bins")
         fields["positions"] = top.need("max_target_positions")
@@ -83,6 +99,7 @@ def fields_of(top: Reader, key: str) -> dict[str, Any]:
 def _shape(c: Reader, key: str) -> dict[str, Any]:
     form = FAMILIES[key].form
     hidden = c.need("hidden_size", "d_model", "n_embd")
+    table = ("padded_vocab_size", "vocab_size") if key == "chatglm" else ("vocab_size",)
     listed = c.config.get("layers_block_type") or c.config.get("hybrid_override_pattern")
     layers = c.whole("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
     if layers is None and isinstance(listed, list | str):
@@ -91,8 +108,15 @@ def _shape(c: Reader, key: str) -> dict[str, Any]:
         "hidden": hidden,
         "layers": c.need("num_hidden_layers", "n_layer", "num_layers") if layers is None else layers,
         "decoder_layers": c.whole("num_decoder_layers", "decoder_layers"),
-        "heads": c.whole("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"),
-        "head_dim": c.whole("head_dim", "d_kv", "attention_head_dim"),
+        "heads": c.whole(
+            "num_attention_heads",
+            "n_head",
+            "n_heads",
+            "num_heads",
+            "attention_heads",
+            "encoder_attention_heads",
+        ),
+        "head_dim": c.whole("head_dim", "d_kv", "attention_head_dim", "kv_channels"),
         "ffn": c.whole(
             "intermediate_size_mlp" if key == "llama4" else "intermediate_size",
             "n_inner",
@@ -103,20 +127,26 @@ def _shape(c: Reader, key: str) -> dict[str, Any]:
         ),
         "decoder_ffn": c.whole("decoder_ffn_dim"),
         "max_context": c.whole(
-            "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "model_max_length"
+            "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length", "model_max_length"
         ),
     }
     if form != "vit":
-        fields["vocab"] = c.need("vocab_size")
+        fields["vocab"] = c.need(*table)
     if key in ("mamba", "mamba2", "falcon_mamba"):
         fields["heads"] = fields["head_dim"] = fields["ffn"] = None
+    elif key == "rwkv":
+        fields["heads"] = fields["head_dim"] = None
     elif fields["heads"] is None:
         c.need("num_attention_heads", "n_head", "num_heads")
     c.get("decoder_attention_heads")
     ratio = c.whole("expansion_ratio", "mlp_ratio")
     if fields["ffn"] is None and ratio is not None:
         fields["ffn"] = ratio * hidden
-    if fields["ffn"] is None and key in ("gpt2", "gptj", "bloom", "gpt_bigcode"):
+    if fields["ffn"] is not None and key in ("recurrent_gemma", "qwen"):
+        fields["ffn"] //= 2  # these count gate and value together
+    if key == "lfm2":
+        fields["ffn"] = _lfm2_width(c, fields["ffn"])
+    if fields["ffn"] is None and key in _FOUR_TIMES:
         fields["ffn"] = 4 * hidden
         if "n_inner" in c.config or key == "bloom":
             c.understood.append("n_inner null: 4 x hidden")
@@ -155,6 +185,9 @@ def _kv_heads(c: Reader, key: str, heads: int | None) -> int | None:
         return (kv or heads) if new else (1 if many else heads)
     if key == "gpt_bigcode":
         return 1 if c.get("multi_query") else heads
+    if key == "chatglm":
+        groups = c.whole("multi_query_group_num")
+        return groups or heads if c.get("multi_query_attention") else heads
     inner = c.group("attn_config") if key == "dbrx" else None
     if inner is not None:
         c.get("num_key_value_heads")
@@ -163,14 +196,23 @@ def _kv_heads(c: Reader, key: str, heads: int | None) -> int | None:
     return heads if kv is None else kv  # null or absent means one per head in transformers too
 
 
+def _lfm2_width(c: Reader, ffn: int | None) -> int | None:
+    """LFM2 narrows the stated width to two thirds, in whole blocks, unless told otherwise."""
+    scale, block = c.get("block_ffn_dim_multiplier"), c.whole("block_multiple_of")
+    if ffn is None or not c.get("block_auto_adjust_ff_dim"):
+        return ffn
+    if not isinstance(scale, int | float) or isinstance(scale, bool) or not block or block < 1:
+        key = c.prefix + "block_multiple_of"
+        raise InputError("missing, beside block_auto_adjust_ff_dim", where=c.where, key=key)
+    return -(-int(scale * int(2 * ffn / 3)) // block) * block
+
+
 def _decoder(c: Reader, key: str, fields: dict[str, Any]) -> None:
     layers = fields["layers"]
     fields["embedding_width"] = c.whole("word_embed_proj_dim")
     c.get("attn_logit_softcapping")  # the family says whether scores are capped
-    if c.get("do_layer_norm_before") is False:
-        raise UnsupportedModel("OPT with norms after each part", where=c.where, key="do_layer_norm_before")
-    _biases(c, key, fields)
     fields["moe"] = experts_of(c, key)
+    biases(c, key, fields)
     if c.whole("kv_lora_rank") is not None:
         fields["mla"] = {
             "q_lora": c.whole("q_lora_rank"),
@@ -222,53 +264,6 @@ def _decoder(c: Reader, key: str, fields: dict[str, Any]) -> None:
         fields["kv_heads"] = swa
     if key == "gemma4":
         gemma4(c, fields)
-
-
-def _biases(c: Reader, key: str, fields: dict[str, Any]) -> None:
-    family = FAMILIES[key]
-    attention = c.get("attention_bias", "use_qkv_bias", "qkv_bias", "use_bias")
-    if key in ("falcon", "mpt"):
-        attention = c.get("bias")
-        c.get("no_bias", "norm_type", "learned_pos_emb")
-        if key == "falcon":
-            fields["mlp_bias"] = attention
-            new, norms = c.get("new_decoder_architecture"), c.whole("num_ln_in_parallel_attn")
-            fields["parallel_block"] = bool(new or c.get("parallel_attn"))
-            if not fields["parallel_block"] or norms == 2 or (new and norms is None):
-                fields["norms_per_block"] = 2
-            if c.get("alibi"):
-                fields["position_kind"] = "alibi"
-    if isinstance(attention, bool) and family.position_kind != "learned":
-        if not (key in ("mamba", "mamba2", "falcon_mamba") and not attention):
-            fields["qkv_bias"] = attention
-        # In these families the same switch also biases the output projection.
-        if key in (
-            "llama",
-            "gpt_oss",
-            "gpt_neox",
-            "falcon",
-            "starcoder2",
-            "granite",
-            "qwen3",
-            "qwen3_moe",
-            "gemma",
-        ):
-            fields["o_bias"] = attention
-    if key == "starcoder2" and isinstance(attention, bool):
-        fields["mlp_bias"] = attention
-    mlp = c.get("mlp_bias")
-    if isinstance(mlp, bool):
-        fields["mlp_bias"] = mlp
-    if key == "gpt_neox" and c.get("use_parallel_residual") is False:
-        fields["parallel_block"] = False
-    if key == "stablelm" and (c.get("use_parallel_residual") or c.get("qk_layernorm")):
-        raise UnsupportedModel(
-            "StableLM with parallel residual or query norms", where=c.where, key="model_type"
-        )
-    norms = c.get("use_qk_norm", "qk_layernorm")
-    if isinstance(norms, bool):
-        kind = {"cohere": "width", "llama4": "head_l2", "minimax_m2": "width"}.get(key, "head")
-        fields["qk_norm"] = kind if norms else "none"
 
 
 def gemma4(c: Reader, fields: dict[str, Any]) -> None:

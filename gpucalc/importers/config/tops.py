@@ -1,4 +1,4 @@
-"""What stands on top of an encoder."""
+"""What stands on top of a model: a vocabulary, a classifier, nothing."""
 
 from __future__ import annotations
 
@@ -11,20 +11,54 @@ from gpucalc.importers.config.layers import pattern_of
 from gpucalc.importers.config.reader import Reader
 
 
+def class_of(c: Reader) -> str:
+    """The class the weights were saved as, empty where it is not stated."""
+    names = c.config.get("architectures") or []
+    c.used.add("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+
+
+def labels_of(c: Reader) -> int:
+    """How many classes a classifier tells apart."""
+    labels = c.config.get("id2label")
+    classes = c.whole("num_labels") or (len(labels) if isinstance(labels, Mapping) else None)
+    if classes is None:
+        classes = 2
+        c.assumed.append("num_labels not stated: 2, the library's default")
+    return classes
+
+
+def decoder_top(c: Reader, key: str, fields: dict[str, Any]) -> None:
+    """A decoder saved without its vocabulary matrix, or with a classifier in its place."""
+    name = class_of(c)
+    if "SequenceClassification" in name:
+        fields["head"], fields["classes"] = "classifier", labels_of(c)
+    elif any(word in name for word in ("Reward", "Classification", "QuestionAnswering", "MultipleChoice")):
+        raise UnsupportedModel(
+            "no drawing of what stands on top", where=c.where, key="architectures", given=name
+        )
+    elif name.endswith("Model") and not name.endswith("LMHeadModel") and key != "chatglm":
+        fields["head"] = "body"
+
+
+def two_stack_top(c: Reader, fields: dict[str, Any]) -> None:
+    """An encoder and its decoder: no drawing of one of them alone."""
+    name = class_of(c)
+    whole = not name or "ConditionalGeneration" in name or "WithLMHead" in name or "Summarization" in name
+    bare = name.endswith("Model") and "Encoder" not in name and fields.get("tied_embeddings")
+    if not (whole or bare):
+        raise UnsupportedModel(
+            "no drawing of this part alone", where=c.where, key="architectures", given=name
+        )
+
+
 def tops(c: Reader, key: str, fields: dict[str, Any]) -> None:
     """What stands on an encoder, from the class the weights were saved as."""
-    names = c.config.get("architectures") or []
-    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-    c.used.add("architectures")
+    name = class_of(c)
     if any(word in name for word in ("MaskedLM", "PreTraining", "LMHead", "CausalLM")):
         fields["head"] = "mlm"
     elif "Classification" in name:
-        fields["head"] = "classifier"
-        labels = c.config.get("id2label")
-        fields["classes"] = c.whole("num_labels") or (len(labels) if isinstance(labels, Mapping) else None)
-        if fields["classes"] is None:
-            fields["classes"] = 2
-            c.assumed.append("num_labels not stated: 2, the library's default")
+        fields["head"], fields["classes"] = "classifier", labels_of(c)
     elif not name:
         c.assumed.append(
             f"architectures not stated: {FAMILIES[key].head} on top, as the bare {key} class has it"

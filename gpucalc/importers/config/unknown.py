@@ -59,6 +59,8 @@ def may_be_a_shape(config: Mapping[str, Any], key: str) -> bool:
     value = config.get(key)
     if value is True:
         return bool(re.search(r"norm|bias|gate", key))
+    if isinstance(value, float):
+        return value != 0
     return isinstance(value, int | list | dict) and bool(value) and bool(_SHAPE_WORDS.search(key))
 
 
