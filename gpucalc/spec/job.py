@@ -185,6 +185,7 @@ Flag = Annotated[bool, Field(strict=True)]
 _MODEL_PARALLEL = ("megatron", "torchtitan", "deepspeed")
 _TRAIN_KEYS: dict[str, tuple[str, ...]] = {
     "tp": _MODEL_PARALLEL,
+    "tp_across_nodes": _MODEL_PARALLEL,
     "pp": _MODEL_PARALLEL,
     "vpp": ("megatron", "torchtitan"),
     "pipeline_split": _MODEL_PARALLEL,
@@ -240,7 +241,10 @@ class Lora(Spec):
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     alpha: Annotated[float, _real(0, 1e6, "a positive number")] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    dtype: Annotated[Literal["fp32", "bf16"], _named(("fp32", "bf16"), _FLOAT_NAMES)] = "fp32"
+    dtype: Annotated[Literal["fp32", "bf16"], _named(("fp32", "bf16"), _FLOAT_NAMES)] | None = Field(
+        default=None,
+        description="unset: fp32, as PEFT holds adapters; 16 bit under DeepSpeed, Megatron and -pure precisions",
+    )
     train_embeddings: Flag = False
     trainable: Annotated[int, _whole(10**13)] | None = Field(
         default=None,
@@ -269,9 +273,12 @@ class TrainRun(Spec):
         default=None, description="micro-batches per step"
     )
     tp: Degree = Field(default=1, description="tensor parallel ranks")
+    tp_across_nodes: Flag = Field(
+        default=False, description="a searched tp may span several NVLink domains; a given one may always"
+    )
     pp: Degree = Field(default=1, description="pipeline stages")
     vpp: Degree = Field(default=1, description="virtual stages per pipeline rank (interleaved schedule)")
-    schedule: Annotated[str, _named(SCHEDULES, _SCHEDULE_NAMES)] | None = Field(
+    schedule: Annotated[str, _named((*SCHEDULES, "auto"), _SCHEDULE_NAMES)] | None = Field(
         default=None,
         description="order of a pipeline's work: vpp > 1 interleaves 1f1b; zero-bubble is ZB-H1;"
         " dualpipe holds two stages on every rank, from both ends of the model",
@@ -289,8 +296,8 @@ class TrainRun(Spec):
     zero_stage: Annotated[int | Auto | None, BeforeValidator(_zero_stage)] = Field(
         default=None, description="0 replicated, 1 optimizer, 2 + gradients, 3 + parameters sharded"
     )
-    sequence_parallel: Flag | None = None
-    recompute: Annotated[str, _named(RECOMPUTE, _RECOMPUTE_NAMES)] = "none"
+    sequence_parallel: Flag | Auto | None = None
+    recompute: Annotated[str, _named((*RECOMPUTE, "auto"), _RECOMPUTE_NAMES)] = "none"
     attention: Annotated[str, _named(ATTENTION)] | None = Field(
         default=None,
         description="flash-1: kernels before FlashAttention-2 of July 2023, Triton's too",
@@ -310,6 +317,10 @@ class TrainRun(Spec):
     )
     fused_kernels: Flag = Field(
         default=False, description="norms, rotary and gated MLP in one kernel each (Liger, Apex)"
+    )
+    fused_qkv: Flag = Field(
+        default=False,
+        description="queries, keys and values come from one matrix whatever the model's own code does (LitGPT)",
     )
     compile: Flag = Field(default=False, description="torch.compile")
     overlap: Flag = Field(default=True, description="false: no communication runs beside computation")
@@ -352,7 +363,7 @@ class TrainRun(Spec):
         default=False, description="FSDP: embedding and output layer are wrapped on their own"
     )
     reshard_after_forward: Flag | None = Field(default=None, description="false: as zero_stage 2")
-    offload: Annotated[str, _named(OFFLOAD, _OFFLOAD_NAMES)] = "none"
+    offload: Annotated[str, _named((*OFFLOAD, "auto"), _OFFLOAD_NAMES)] = "none"
     method: Annotated[Literal["full", "lora", "qlora"], _named(METHODS)] = "full"
     quantization: Annotated[str, _named(QUANTIZATIONS, _QUANTIZATION_NAMES)] | None = Field(
         default=None, description="of the frozen base"
@@ -383,6 +394,9 @@ class TrainRun(Spec):
     host_ram_gb: Annotated[float, _real(0, 1e6, "gigabytes above 0")] | None = Field(
         default=None, description="host memory of one node; unset: the server's, where it is known"
     )
+    memory_in_use_gib: Annotated[float, _real(0, 1e6, "GiB above 0")] | None = Field(
+        default=None, description="memory the display and other processes hold on each card"
+    )
     tokens: Annotated[int, _whole(MAX_TOKENS)] | None = Field(default=None, description="training budget")
     precision_detail: str | None = Field(
         default=None, description="the source's own words; kept for the record"
@@ -391,9 +405,6 @@ class TrainRun(Spec):
     stack: str | None = Field(default=None, description="kept for the record")
 
     @field_validator("*", mode="after")
-    memory_in_use_gib: Annotated[float, _real(0, 1e6, "GiB above 0")] | None = Field(
-        default=None, description="memory the display and other processes hold on each card"
-    )
     @classmethod
     def _agrees(cls, value: Any, info: ValidationInfo) -> Any:
         key, given = info.field_name or "", info.data
@@ -493,6 +504,9 @@ class ServeRun(Spec):
     ) = None
     mem_fraction_static: Annotated[float, _real(0, 1, "a fraction above 0, at most 1")] | None = None
     enforce_eager: Flag = False
+    memory_in_use_gib: Annotated[float, _real(0, 1e6, "GiB above 0")] | None = Field(
+        default=None, description="memory the display and other processes hold on each card"
+    )
     isl: Tokens | None = Field(default=None, description="input tokens per request")
     osl: Tokens | None = Field(default=None, description="output tokens per request")
     concurrency: Annotated[int, _whole(10**6)] | None = Field(default=None, description="requests in flight")
@@ -501,9 +515,6 @@ class ServeRun(Spec):
     )
     tpot_ms: Annotated[float, _real(0, 1e9, "milliseconds above 0")] | None = Field(
         default=None, description="target: time per output token"
-    memory_in_use_gib: Annotated[float, _real(0, 1e6, "GiB above 0")] | None = Field(
-        default=None, description="memory the display and other processes hold on each card"
-    )
     )
     prefix_hit_rate: Annotated[float, _real(0, 1, "a share above 0, at most 1")] | None = Field(
         default=None, description="share of prompt tokens found in the prefix cache"
@@ -584,6 +595,9 @@ class Job(Spec):
     gpus: Annotated[str, BeforeValidator(_fleet_words)] | None = None
     system: str | None = None
     run: Run
+    network: NetworkKeys | None = None
+    costs: CostKeys | None = None
+    reliability: ReliabilityKeys | None = None
     expect: Annotated[dict[str, Any], BeforeValidator(_expect_words)] | None = None
     matrix: dict[str, Any] | None = Field(default=None, description="lists of values a check is made over")
     measured: dict[str, Any] | None = None
@@ -594,9 +608,6 @@ class Job(Spec):
     def fleet(self) -> FleetSpec:
         """The GPUs as parts. Raises InputError when the job names none."""
         if self.gpus is None:
-    network: NetworkKeys | None = None
-    costs: CostKeys | None = None
-    reliability: ReliabilityKeys | None = None
             raise InputError("no GPUs given", key="gpus", legal=f"--gpus or a gpus: key, {GRAMMAR}")
         return parse_fleet(self.gpus, key="gpus")
 
@@ -685,10 +696,13 @@ def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
         attention = chosen.get("attention", run.attention)
         if run.framework == "megatron" and attention == "flash" and year >= 2024:
             choose("fused_loss", True, "the published Megatron-Core recipes fuse cross entropy")
-        elif run.framework == "torchtitan" and run.compile and run.tp == 1 and year >= 2025:
-            choose("fused_loss", True, "torchtitan compiles the loss with the model since April 2025")
+        elif run.framework == "torchtitan" and run.compile and run.tp in (1, "auto") and year >= 2025:
+            if run.tp == 1:  # of a searched tp, each degree has its own
+                choose("fused_loss", True, "torchtitan compiles the loss with the model since April 2025")
         else:
             choose("fused_loss", False, f"off in {run.framework} until asked for")
+    if run.tp == "auto" and "tp_across_nodes" not in said:
+        choose("tp_across_nodes", False, "a searched tp stays inside an NVLink domain")
     if run.sequence_parallel is None:
         beside_tp = run.tp == "auto" or run.tp > 1
         if beside_tp and run.framework in ("megatron", "torchtitan"):
@@ -706,7 +720,7 @@ def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
     if run.expert_imbalance is None and run.ep != 1:
         choose("expert_imbalance", 1.0, "the router spreads tokens evenly, as training drives it to")
     if run.method != "full" and run.lora is None:
-        choose("lora", Lora(), "PEFT's usual choice: rank 16 on every linear layer, fp32 adapters")
+        choose("lora", Lora(), "PEFT's usual choice: rank 16 on every linear layer")
     if run.method == "qlora" and run.quantization is None:
         choose("quantization", "nf4", "the QLoRA paper's format")
     if run.method == "qlora" or run.quantization is not None:
