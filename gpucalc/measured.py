@@ -201,9 +201,13 @@ class Conventions:
             if not convention.applies(row):
                 continue
             for path, value in convention.values.items():
-                key = path.removeprefix("run.")
-                if key not in run or convention.replaces:
-                    run[key] = value
+                *parts, key = path.removeprefix("run.").split(".")
+                into = run
+                for part in parts:  # a part of what the row says, such as run.lora.dropout
+                    into[part] = dict(into.get(part) or {})
+                    into = into[part]
+                if key not in into or convention.replaces:
+                    into[key] = value
                     said.append(f"{path} {_words(value)}: {convention.why} ({convention.source})")
         return said
 

@@ -212,3 +212,63 @@ def test_measured_t5_blocks(precision: str, ffn: dict[str, Any], encoder: int, d
         _, recipe = recipe_of({**run, "seq_len": tokens, "micro_batch": 2}, spec)
         line = layer_line(stack.blocks[0], recipe, seq_len=tokens, memory_tokens=96 / 64)
         assert line.value * 2 * tokens == measured, line.children
+
+
+# Blocks of litgpt 0.3.0 in bf16: 256 wide, 8 heads of 32, feed-forward of 688, 64 tokens; storages saved per
+# token, without tables of angles and of adapters' columns. Attention keeps what the flash kernel keeps, its
+# output in the layout of the concatenated queries; a quantised matrix keeps its input, as bitsandbytes' does.
+LITGPT = [
+    ("full", 8, 13_224), ("full", 2, 12_200),
+    ("lora", 8, 11_112), ("lora", 2, 9_704),
+    ("lora nf4", 8, 14_024), ("lora nf4", 2, 12_616),
+    ("adapter_v2", 8, 15_624), ("adapter_v2", 2, 13_832),
+    ("adapter_v2 nf4", 8, 18_536), ("adapter_v2 nf4", 2, 16_744),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "kv_heads", "measured"), LITGPT)
+def test_measured_litgpt_blocks(method: str, kv_heads: int, measured: int) -> None:
+    spec = {
+        "name": "litgpt", "architecture": "llama", "layers": 3, "hidden": 256, "heads": 8,
+        "kv_heads": kv_heads, "head_dim": 32, "ffn": 688, "vocab": 512,
+    }  # fmt: skip
+    run: dict[str, Any] = {
+        "framework": "ddp", "precision": "bf16-pure", "attention": "flash", "seq_len": 64, "micro_batch": 1,
+        "fused_qkv": True,
+    }  # fmt: skip
+    if method != "full":
+        lora: dict[str, Any] = {"kind": method.split()[0]}
+        if lora["kind"] == "lora":
+            lora |= {"rank": 8, "targets": ["q_proj", "v_proj"], "dropout": 0.05}
+        run |= {"method": "lora", "lora": lora}
+    if method.endswith("nf4"):
+        run["quantization"] = "nf4"
+    block, recipe = recipe_of(run, spec)
+    line = layer_line(block, recipe, seq_len=64)
+    assert line.value == measured, line.children
+
+
+@pytest.mark.parametrize(
+    ("run", "bytes_each"),
+    [
+        # weight, gradient, states and masters of an adapter's parameter
+        ({"framework": "hf", "precision": "bf16"}, (4, 4, 8)),  # PEFT holds adapters in fp32
+        ({"framework": "fsdp", "precision": "bf16-pure"}, (2, 2, 4)),
+        ({"framework": "deepspeed", "precision": "bf16"}, (2, 2, 12)),  # its engine casts all there is
+        ({"framework": "megatron", "precision": "bf16"}, (2, 4, 12)),
+        ({"framework": "deepspeed", "precision": "bf16", "lora": {"dtype": "fp32"}}, (4, 4, 8)),
+    ],
+)
+def test_types_adapters_are_held_in(run: dict[str, Any], bytes_each: tuple[int, int, int]) -> None:
+    _, recipe = recipe_of({"method": "lora", "seq_len": 64, "micro_batch": 1, **run}, LLAMA_3_8B)
+    assert recipe.adapters is not None
+    assert (recipe.adapters.element_bytes, recipe.gradient_bytes, recipe.optimizer_bytes) == bytes_each
+
+
+def test_fsdp_casts_adapters_and_not_their_input() -> None:
+    run = {"method": "lora", "precision": "bf16", "seq_len": 64, "micro_batch": 1}
+    for framework, element, read in (("fsdp", 4, 2), ("torchtitan", 4, 2), ("hf", 4, 2)):
+        _, recipe = recipe_of({**run, "framework": framework}, LLAMA_3_8B)
+        assert recipe.adapters is not None
+        assert (recipe.adapters.element_bytes, recipe.adapters.input_bytes) == (element, read)
+        assert recipe.adapters.casts == (framework == "hf")  # autocast makes a copy per adapter

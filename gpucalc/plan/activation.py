@@ -27,7 +27,8 @@ def layer_line(block: Block, recipe: Recipe, *, seq_len: int, memory_tokens: flo
     """
     parts: list[Line] = []
     frozen = recipe.adapters is not None
-    parts.extend(_norm_lines(block, recipe, frozen))
+    trains_norms = recipe.adapters is not None and recipe.adapters.kind == "adapter_v2"
+    parts.extend(_norm_lines(block, recipe, frozen and not trains_norms))
     if block.mixer is not None:
         parts.extend(_mixer_lines(block.mixer, recipe, seq_len, frozen, _norm_kind(block)))
     if block.cross is not None:
@@ -51,7 +52,7 @@ def layer_line(block: Block, recipe: Recipe, *, seq_len: int, memory_tokens: flo
             compute("dropout_masks", act.dropout_mask_saved_bytes, width=_hidden(block), masks=masks)
         )
     if recipe.adapters is not None:
-        parts.extend(_adapter_lines(block, recipe.adapters, recipe.activation_bytes))
+        parts.extend(_adapter_lines(block, recipe.adapters, recipe))
         if recipe.adapters.keeps_frozen_inputs:
             parts.extend(_frozen_input_lines(block, recipe))
     return total("saved_per_token", tuple(parts), unit="bytes/token")
@@ -227,6 +228,9 @@ def _attention_lines(mixer: Attention, recipe: Recipe, seq_len: int, norm_kind: 
                 lines.append(norm_line(norm, recipe, frozen=False))
                 lines += _inputs(f"{name}_input", mixer.linears, width, recipe)
         return lines
+    # LitGPT cuts q, k and v out of one result, expands grouped k and v and rotates by concatenation.
+    cut = recipe.fused_qkv and mixer.rope != "none"
+    expanded = cut and mixer.kv_heads < mixer.heads
     if recipe.attention == "eager":
         span = min(seq_len, mixer.span or seq_len)
         fp32_softmax = recipe.kernels == "eager" and mixer.rope != "none"
@@ -249,13 +253,13 @@ def _attention_lines(mixer: Attention, recipe: Recipe, seq_len: int, norm_kind: 
                 "attention",
                 act.flash_attention_saved_bytes,
                 query_width=query,
-                kv_width=kv,
+                kv_width=query if expanded else kv,
                 heads=mixer.heads,
                 activation_bytes=size,
             )
         )
     if recipe.kernels == "eager":
-        if mixer.qkv == "fused" and mixer.rope != "none":
+        if (mixer.qkv == "fused" or cut) and mixer.rope != "none" and not expanded:
             lines.append(
                 compute(
                     "fused_qkv",
@@ -265,7 +269,7 @@ def _attention_lines(mixer: Attention, recipe: Recipe, seq_len: int, norm_kind: 
                     activation_bytes=size,
                 )
             )
-        if mixer.rope == "partial":
+        if (mixer.rope == "partial" or cut) and _keeps_output_input(mixer, recipe):
             lines.append(
                 compute(
                     "rotary_copy", act.partial_rotary_saved_bytes, query_width=query, activation_bytes=size
@@ -277,6 +281,17 @@ def _attention_lines(mixer: Attention, recipe: Recipe, seq_len: int, norm_kind: 
             rows = 1 if mixer.qk_norm == "width" else heads
             lines.append(norm_line(Norm(name, norm_kind, width, 0), recipe, frozen=False, rows=rows))
     return lines
+
+
+def _keeps_output_input(mixer: Attention, recipe: Recipe) -> bool:
+    """Whether the output projection keeps its input: where its weight or an adapter beside it is trained, or
+    its kernel is quantised.
+    """
+    adapters = recipe.adapters
+    if adapters is None or adapters.keeps_frozen_inputs:
+        return True
+    rows = [linear.name for linear in mixer.linears if linear.shard is Shard.ROW]
+    return adapters.kind in ("lora", "dora") and any(name in adapters.targets for name in rows)
 
 
 def _cross_lines(
@@ -401,7 +416,8 @@ def _frozen_input_lines(block: Block, recipe: Recipe) -> list[Line]:
     return lines
 
 
-def _adapter_lines(block: Block, adapters: Adapters, activation_bytes: int) -> list[Line]:
+def _adapter_lines(block: Block, adapters: Adapters, recipe: Recipe) -> list[Line]:
+    activation_bytes = recipe.activation_bytes
     lines: list[Line] = []
     # An adapter in the activations' type reads the input its neighbours read, and the output projection's
     # reads the attention output; one of another type, or with dropout, makes a copy of its own.
@@ -409,8 +425,13 @@ def _adapter_lines(block: Block, adapters: Adapters, activation_bytes: int) -> l
     for part in (block.mixer, block.ffn):
         if part is None:
             continue
-        seen: set[int] = set()
-        for linear in part.linears:
+        # A quantised kernel keeps the same tensor.
+        seen = {linear.inputs for linear in part.linears} if adapters.keeps_frozen_inputs else set()
+        linears = part.linears
+        if isinstance(part, Attention) and recipe.fused_qkv and adapters.kind == "lora":
+            lines += _fused_adapter_lines(part, adapters, kept=shares and bool(seen))
+            linears = tuple(linear for linear in linears if linear.shard is Shard.ROW)
+        for linear in linears:
             if linear.name in adapters.targets:
                 if adapters.kind == "adapter_v2":  # a scale and a bias on the output
                     lines.append(
@@ -447,4 +468,36 @@ def _adapter_lines(block: Block, adapters: Adapters, activation_bytes: int) -> l
                             element_bytes=adapters.input_bytes,
                         )
                     )
+    return lines
+
+
+def _fused_adapter_lines(mixer: Attention, adapters: Adapters, *, kept: bool) -> list[Line]:
+    """LitGPT's adapters of one fused matrix: one input for all, and their results where some are left out.
+
+    kept: the input is kept by another already.
+    """
+    fused = [linear for linear in mixer.linears if linear.shard is not Shard.ROW]
+    adapted = [linear for linear in fused if linear.name in adapters.targets]
+    if not adapted:
+        return []
+    lines = [
+        compute(
+            "lora_qkv",
+            act.lora_saved_bytes,
+            inputs=0 if kept else mixer.hidden,
+            rank=adapters.rank * len(adapted),
+            element_bytes=adapters.input_bytes,
+            dropout=int(adapters.dropout),
+        )
+    ]
+    if len(adapted) < len(fused):
+        lines.append(
+            compute(
+                "padded_adapters",
+                act.linear_input_saved_bytes,
+                width=sum(linear.outputs for linear in adapted),
+                element_bytes=adapters.input_bytes,
+                copies=1,
+            )
+        )
     return lines

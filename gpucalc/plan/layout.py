@@ -114,6 +114,7 @@ class Recipe:
     step_temporary_bytes: int  # per parameter, at the optimizer step
     attention: str  # flash | eager
     first_flash: bool  # kernels before FlashAttention-2
+    fused_qkv: bool  # LitGPT: one matrix for queries, keys and values of every model
     kernels: str
     recompute: str  # none | selective | full
     recompute_scope: str
@@ -146,8 +147,8 @@ class Recipe:
     offload: tuple[str, ...]  # any of optimizer, gradients, parameters, activations; nvme: to disk
     loaded_bytes: int  # per trained weight as read, before the engine casts it
     load_assumed: bool  # nobody said in which type weights are read
-    host_load: str  # every-rank | one-rank | none: whole copies of the weights in host memory while loading
     in_use_bytes: float  # of each card, by others
+    host_load: str  # every-rank | one-rank | none: whole copies of the weights in host memory while loading
     frozen: tuple[str, ...]  # any of vision_tower, embedding, head: not trained
     reference_model: bool  # a frozen copy in the compute type beside the trained model
 

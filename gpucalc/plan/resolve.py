@@ -195,6 +195,10 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
     if adapters is not None:  # the base is loaded in 16 bit and frozen, so nothing is cast per use
         trained = adapters.element_bytes
         sizes = ElementSizes(2, 2, trained, trained, trained, 0)
+        if trained == 2 and framework in _CASTING and not pure:  # masters and states of what is trained
+            sizes = element_sizes(
+                framework, wide=False, pure=False, fp16=base == "fp16", stage=stage, year=year
+            )
     if run.reduce_dtype is not None:
         reduced = 2 if run.reduce_dtype == "bf16" else 4
         kept = reduced if framework == "megatron" else sizes.gradient
@@ -222,6 +226,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         step_temporary_bytes=sizes.state * _step_temporaries(run, year),
         attention="eager" if attention == "eager" else "flash",
         first_flash=attention == "flash-1" or (attention == "flash" and year < SECOND_FLASH_YEAR),
+        fused_qkv=run.fused_qkv,
         kernels=kernels,
         recompute=recompute,
         recompute_scope=scope,
@@ -259,12 +264,14 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         offload=offload,
         loaded_bytes=4 if (run.loaded_as or default_loaded_as(run)) == "fp32" else sizes.compute,
         load_assumed=run.loaded_as is None,
+        in_use_bytes=(run.memory_in_use_gib or 0.0) * GIB,
         host_load=run.host_load or "none",
         frozen=run.frozen,
         reference_model=run.reference_model,
-        in_use_bytes=(run.memory_in_use_gib or 0.0) * GIB,
     )
 
+
+_CASTING = ("deepspeed", "megatron")  # frameworks that hold 16-bit weights of all there is, masters apart
 
 _OFFLOADED: dict[str, tuple[str, ...]] = {
     "none": (),
@@ -383,14 +390,15 @@ def _adapters(run: TrainRun, graph: Graph) -> Adapters:
                 )
             wanted += found
         targets = tuple(dict.fromkeys(wanted))
-    size = 2 if lora.dtype == "bf16" else 4
-    # 16-bit mixed precision runs these two under autocast, adapters included.
+    size = _adapter_bytes(run)
+    # 16-bit mixed precision runs these two under autocast, adapters included; FSDP computes with a cast copy.
     autocast = run.framework in ("ddp", "hf") and run.precision in ("bf16", "fp16")
+    gathered = run.framework in ("fsdp", "torchtitan") and run.precision not in ("fp32", "tf32")
     return Adapters(
         rank=lora.rank,
         targets=targets,
         element_bytes=size,
-        input_bytes=2 if autocast else size,
+        input_bytes=2 if autocast or gathered else size,
         casts=autocast and size == 4,
         dropout=lora.dropout > 0,
         base_bytes_per_param=BASE_BYTES[run.quantization],
@@ -402,6 +410,20 @@ def _adapters(run: TrainRun, graph: Graph) -> Adapters:
         keeps_frozen_inputs=run.quantization in ("nf4", "nf4-double", "int8"),
         keeps_dequantised=run.quantization == "int4-gptq",
     )
+
+
+def _adapter_bytes(run: TrainRun) -> int:
+    """Element size of adapters: as stated; else 16 bit where the framework casts the whole model to it.
+
+    DeepSpeed's engine casts every parameter (engine.py, _configure_distributed_model), Megatron builds them
+    so, and -pure runs hold nothing else; PEFT upcasts adapters to fp32 (autocast_adapter_dtype).
+    """
+    assert run.lora is not None
+    if run.lora.dtype is not None:
+        return 2 if run.lora.dtype == "bf16" else 4
+    pure = run.precision.endswith("-pure")
+    cast = run.framework in _CASTING and run.precision not in ("fp32", "tf32")
+    return 2 if pure or cast else 4
 
 
 def _all_linear(linears: list[Linear]) -> set[str]:

@@ -243,7 +243,7 @@ class Lora(Spec):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     dtype: Annotated[Literal["fp32", "bf16"], _named(("fp32", "bf16"), _FLOAT_NAMES)] | None = Field(
         default=None,
-        description="unset: fp32, as PEFT holds adapters; 16 bit under DeepSpeed, Megatron and -pure precisions",
+        description="unset: fp32, as PEFT holds them; 16 bit under DeepSpeed, Megatron and -pure precisions",
     )
     train_embeddings: Flag = False
     trainable: Annotated[int, _whole(10**13)] | None = Field(
@@ -320,7 +320,7 @@ class TrainRun(Spec):
     )
     fused_qkv: Flag = Field(
         default=False,
-        description="queries, keys and values come from one matrix whatever the model's own code does (LitGPT)",
+        description="one matrix gives queries, keys and values whatever the model's own code does (LitGPT)",
     )
     compile: Flag = Field(default=False, description="torch.compile")
     overlap: Flag = Field(default=True, description="false: no communication runs beside computation")
