@@ -83,7 +83,7 @@ class _Found:
 
 
 def resolve(
-    argument: str | Path,
+    argument: str | Path | Mapping[str, Any],
     catalog: Catalog,
     *,
     gpus: str | None = None,
@@ -95,6 +95,7 @@ def resolve(
 ) -> ResolvedJob:
     """The job that `argument` and the flags describe. Raises InputError.
 
+    `argument` may be a job's own keys, in place of a file that holds them.
     `gpus`, `model`, `task`, `sets` and `hub` are the flags of those names; `need_gpus=False` lets a
     job without GPUs through (a search over the catalogue brings its own).
     """
@@ -102,7 +103,10 @@ def resolve(
         raise UnknownName("unknown task", where="--task", given=task, legal=TASKS, near=nearest(task, TASKS))
     if gpus is not None:
         parse_fleet(gpus, where="--gpus")
-    found = _find(str(argument), catalog, task, alone=gpus is None)
+    if isinstance(argument, Mapping):
+        found = _Found("job", None, dict(argument))
+    else:
+        found = _find(str(argument), catalog, task, alone=gpus is None)
     if hub:
         found = replace(found, hub=True)
     changes = [_change(text) for text in sets]

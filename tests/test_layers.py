@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
     {"size_fleets", "size_targets"},
     {"size"},
     {"report", "probe"},
+    {"api"},
     {"commands"},
     {"cli"},
     {"__main__"},
@@ -87,10 +88,25 @@ def test_imports_go_down(path: Path) -> None:
         target = internal(name)
         if target is None or target == part:
             continue
+        if part == "gpucalc":  # the public names, for type checkers alone; see the test below
+            assert target in {"api", "errors"}
+            continue
         assert target in RANK, f"{path.name}:{line}: {name} has no place in the layers"
         assert RANK[target] <= RANK[part], f"{path.name}:{line}: {part} may not import {target}"
         if part == "formulas":
             assert target in {"formula", "num"}, f"{path.name}:{line}: formulas know formula and num alone"
+
+
+def test_the_api_is_loaded_by_name_where_it_is_handed_out_alone() -> None:
+    """`import gpucalc` stays cheap, and `gpucalc.plan`, a package too, can be called: these two reach up."""
+    reaching = {"__init__.py": {"api", "errors", "plan"}, "plan/__init__.py": {"api"}}
+    for path in MODULES:
+        named = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
+                texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+                named |= {text.split(".")[1] for text in texts if str(text).startswith("gpucalc.")}
+        assert named <= reaching.get(str(path.relative_to(PACKAGE)), set()), path
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from gpucalc.api import Plan
     from gpucalc.catalog import Catalog
-    from gpucalc.plan.answer import Plan
 
 
 class _ListFirst(TyperGroup):
@@ -158,25 +158,14 @@ def planned(
     advice: bool,
     known: Catalog | None = None,
 ) -> tuple[Plan, Mapping[str, Any]]:
+    from gpucalc import api
     from gpucalc.catalog import open_catalog
     from gpucalc.jobs import resolve
-    from gpucalc.planner import plan_job, provenance
+    from gpucalc.planner import provenance
 
     known = known or open_catalog(catalog)
     found = resolve(job, known, gpus=gpus, model=model, hub=hub, task=task, sets=sets or ())
-    answer = plan_job(found, known, advice=advice)
-    return warned(answer, known, [f"models/{found.model.label}"]), provenance(found, known)
-
-
-def warned(answer: Plan, known: Catalog, entities: Sequence[str]) -> Plan:
-    """The plan with a note for every claim about these entries that does not hold."""
-    if not known.claimed(entities):
-        return answer
-    from dataclasses import replace
-
-    from gpucalc.claims import warnings
-
-    return replace(answer, notes=(*answer.notes, *warnings(known, entities)))
+    return api.planned(found, known, advice=advice), provenance(found, known)
 
 
 def emit_json(body: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,11 +22,13 @@ from gpucalc.commands.base import (
     emit_json,
     names_of,
     planned,
-    warned,
 )
 from gpucalc.errors import ExitCode
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpucalc.api import Plan
     from gpucalc.calibration import CalibratedCatalog
     from gpucalc.documents import Estimate
 
@@ -56,44 +58,57 @@ def plan_command(
         Path | None,
         typer.Option("--calibration", metavar="FILE", help="Plan with the constants gpucalc probe measured."),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write the plan as a page that needs no network."),
+    ] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--svg", metavar="FILE", help="Also write the report as a picture of a terminal."),
+    ] = None,
 ) -> None:
     """Does JOB fit, how fast is it, what binds, what would help."""
     from gpucalc.plan.answer import Level
 
+    files = {flag: path for flag, path in (("--html", html), ("--svg", svg)) if path is not None}
     if scale is not None:
-        if calibration is not None:
+        with_one = [*files, *(["--calibration"] if calibration is not None else [])]
+        if with_one:
             from gpucalc.errors import InputError
 
-            raise InputError("goes with one plan", where="--calibration", legal="without --scale")
+            raise InputError("goes with one plan", where=with_one[0], legal="without --scale")
         _scaled(job, scale, gpus, task, sets, catalog, as_json=as_json, strict=strict)
         return
 
+    printed = _files_wanted(files, as_json)
     measured: CalibratedCatalog | None = None
     if calibration is not None:
         from gpucalc.calibration import CalibratedCatalog
         from gpucalc.catalog import roots
 
         measured = CalibratedCatalog(roots(catalog), calibration)
+    advice = not quiet or html is not None
     answer, origin = planned(
-        job, gpus, task, sets, catalog, model=model, hub=hub, advice=not quiet, known=measured
+        job, gpus, task, sets, catalog, model=model, hub=hub, advice=advice, known=measured
     )
     if measured is not None:
         origin = {**origin, "calibration": measured.document()}
     told: tuple[Estimate, ...] = ()
     if rules:
-        from gpucalc.catalog import open_catalog
+        from gpucalc.api import warned
         from gpucalc.documents import estimates
-        from gpucalc.spec.fleet import parse_fleet
 
-        ours = open_catalog(catalog)
-        cluster = ours.cluster(parse_fleet(answer.fleet))
+        cluster = answer.cluster
         told = estimates(answer, cluster)
-        answer = warned(answer, ours, [f"gpus/{pool.gpu.id}" for pool in cluster.pools])
+        answer = warned(answer, [f"gpus/{pool.gpu.id}" for pool in cluster.pools])
+    if files:
+        command = _command(job, gpus, task, sets)
+        _write(files, answer, told, origin, command, verdict_only=quiet)
     if as_json:
         from gpucalc.report import json
 
         emit_json(json.plan(answer, origin, told))
-    else:
+    elif not printed:  # a file that is standard output stands in place of the report
         from gpucalc.report import table
 
         draw(table.verdict(answer.verdict) if quiet else table.plan(answer, told))
@@ -101,6 +116,62 @@ def plan_command(
             emit("\n".join(("", *measured.words())))
     if strict and answer.verdict.level is Level.DOES_NOT_FIT:
         raise typer.Exit(ExitCode.NO)
+
+
+def _files_wanted(files: Mapping[str, Path], as_json: bool) -> bool:
+    """Whether a file is standard output. Refuses what cannot be written before anything is planned."""
+    if not files:
+        return False
+    from gpucalc.report.files import look
+
+    here = [flag for flag, path in files.items() if str(path) == "-"]
+    if len(here) + (as_json and bool(here)) > 1:
+        from gpucalc.errors import InputError
+
+        raise InputError("standard output holds one document", where=here[-1], given="-", legal="a file")
+    kept = {flag: path for flag, path in files.items() if flag not in here}
+    look(list(kept.values()), " or ".join(kept))
+    return bool(here)
+
+
+def _write(
+    files: Mapping[str, Path],
+    answer: Plan,
+    told: Sequence[Estimate],
+    origin: Mapping[str, Any],
+    command: str,
+    *,
+    verdict_only: bool,
+) -> None:
+    """Make every file, then write them all."""
+    from gpucalc.report.files import write
+
+    texts: dict[str, str] = {}
+    if "--html" in files:
+        from gpucalc.report.html.page import page
+
+        texts["--html"] = page(
+            answer, cluster=answer.cluster, scaling=answer.scaling(), rules=told, provenance=origin
+        )
+    if "--svg" in files:
+        from gpucalc.report import table, terminal
+
+        shown = table.verdict(answer.verdict) if verdict_only else table.plan(answer, told)
+        texts["--svg"] = terminal.picture(shown, command)
+    write({path: texts[flag] for flag, path in files.items() if str(path) != "-"})
+    for flag, path in files.items():
+        if str(path) == "-":
+            emit(texts[flag])
+
+
+def _command(job: str, gpus: str | None, task: str | None, sets: Sequence[str] | None) -> str:
+    """The command line that planned this, as the title of its picture."""
+    from shlex import join
+
+    words = ["gpucalc", "plan", job]
+    words += [word for flag, value in (("--gpus", gpus), ("--task", task)) if value for word in (flag, value)]
+    words += [word for item in sets or () for word in ("--set", item)]
+    return join(words)
 
 
 def _scaled(

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from gpucalc.errors import InputError
 
 
-def look(paths: list[Path]) -> None:
-    """Refuse what cannot be written before anything is worked out. Raises InputError."""
+def look(paths: Sequence[Path], flag: str = "-o") -> None:
+    """Refuse what cannot be written before anything is worked out; `flag` named them. Raises InputError."""
     if len({os.path.realpath(path) for path in paths}) < len(paths):
-        raise InputError("is named twice", where="-o", given=str(paths[-1]))
+        raise InputError("is named twice", where=flag, given=str(paths[-1]))
     for path in paths:
         if os.path.isdir(path):
-            raise InputError("is a folder, not a file", where=str(path), key="-o")
+            raise InputError("is a folder, not a file", where=str(path), key=flag)
         if not os.path.isdir(os.path.dirname(os.path.realpath(path))):
-            raise InputError("the folder is missing", where=str(path), key="-o")
+            raise InputError("the folder is missing", where=str(path), key=flag)
 
 
 def write(texts: Mapping[Path, str]) -> None:

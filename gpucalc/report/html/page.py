@@ -1,0 +1,138 @@
+"""A plan as one page: no script, nothing from a network, its numbers those of the JSON document.
+
+`page` is the whole document, `fragment` what a notebook shows in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gpucalc.documents import Estimate, headline
+from gpucalc.errors import GpucalcError
+from gpucalc.line import Line
+from gpucalc.plan.answer import Plan
+from gpucalc.report.html import curves, head, machine, memory, tables, time
+from gpucalc.report.html.ledger import DEPTHS, Ledger
+from gpucalc.report.markup import Html, join, tag
+from gpucalc.scale import Scaling
+from gpucalc.spec.hardware import Cluster
+
+LARGEST = 300_000  # bytes of a page
+
+
+def page(
+    answer: Plan,
+    *,
+    cluster: Cluster | None = None,
+    scaling: Scaling | None = None,
+    rules: Sequence[Estimate] = (),
+    provenance: Mapping[str, Any] | None = None,
+) -> str:
+    """The document, within `LARGEST` bytes: a plan of very many numbers explains them less deep.
+
+    Without a cluster there is no roofline and no topology, without a scaling no curve.
+    """
+    tries = [(depth, full) for full in (True, False) for depth in (DEPTHS if not full else DEPTHS[:1])]
+    for depth, full in tries:
+        ledger = Ledger(depth, full=full)
+        document = _document(answer, ledger, cluster, scaling, rules, provenance or {})
+        if len(document.encode()) <= LARGEST:
+            return document
+    raise GpucalcError(f"this plan's page would be larger than {LARGEST:,} bytes")
+
+
+def fragment(answer: Plan) -> str:
+    """The verdict, the key figures and the memory's stack, for a cell of a notebook."""
+    body = join(head.head(answer), head.verdict(answer))
+    return str(join(_style(), tag("div", body, class_="gpucalc fragment")))
+
+
+def _document(
+    answer: Plan,
+    ledger: Ledger,
+    cluster: Cluster | None,
+    scaling: Scaling | None,
+    rules: Sequence[Estimate],
+    known: Mapping[str, Any],
+) -> str:
+    verdict = tag(
+        "section", tag("h2", "Verdict", id="verdict-title", class_="off"), head.verdict(answer, ledger),
+        id="verdict", aria_labelledby="verdict-title",
+    )  # fmt: skip
+    sections = [verdict, *_sections(answer, ledger, cluster, scaling, rules, known)]
+    named = [(str(part).split('id="', 1)[1].split('"', 1)[0], part) for part in sections]
+    links = (tag("li", tag("a", _heading(part), href=f"#{id_}")) for id_, part in named)
+    nav = tag("nav", tag("ul", links), aria_label="Sections")
+    body = tag(
+        "body",
+        tag("a", "Skip to the verdict", href="#verdict", class_="skip"),
+        tag("div", head.head(answer), nav, tag("main", sections), _foot(known), class_="gpucalc page"),
+    )
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    meta = join(
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width,initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("title", head.title(answer)),
+        _style(),
+    )
+    return f"<!doctype html>\n{tag('html', tag('head', meta), body, lang='en')}"
+
+
+def _sections(
+    answer: Plan,
+    ledger: Ledger,
+    cluster: Cluster | None,
+    scaling: Scaling | None,
+    rules: Sequence[Estimate],
+    known: Mapping[str, Any],
+) -> Iterator[Html]:
+    found = (
+        memory.memory(answer, ledger),
+        tables.cache(answer, ledger),
+        tables.launch(answer),
+        time.time(answer, ledger),
+        time.roofline(answer, ledger, _bandwidth(cluster)),
+        tables.throughput(answer, ledger),
+        curves.loads(answer, ledger),
+        curves.scaling(answer, scaling, ledger),
+        tables.cost(answer, ledger),
+        tables.actions(answer),
+        machine.machine(answer, cluster, ledger),
+        tables.documents(rules or (headline(answer),), ledger),
+        tables.assumptions(answer, ledger),
+        tables.notes(answer),
+        tables.formulas(ledger),
+        tables.sources(ledger),
+        tables.provenance(known),
+    )
+    yield from (part for part in found if part is not None)
+
+
+def _heading(part: Html) -> Html:
+    return Html(str(part).split("<h2", 1)[1].split(">", 1)[1].split("</h2>", 1)[0])
+
+
+def _bandwidth(cluster: Cluster | None) -> Line | None:
+    """The slowest card's memory bandwidth."""
+    if cluster is None:
+        return None
+    slowest = min((pool.gpu.memory_bandwidth for pool in cluster.pools), key=lambda figure: figure.si)
+    return slowest.line("memory_bandwidth")
+
+
+def _foot(known: Mapping[str, Any]) -> Html:
+    version = known.get("gpucalc_version")
+    made = f"Made by gpucalc {version}" if version else "Made by gpucalc"
+    return tag("footer", f"{made}. What has an arrow opens into its formula and source.")
+
+
+@cache
+def _style() -> Html:
+    css = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+    kept = " ".join(line.strip() for line in css.splitlines() if not line.strip().startswith("/*"))
+    return Html(f"<style>{kept}</style>")

@@ -1,0 +1,1 @@
+"""Drawings as small pure functions: numbers in, markup out."""
