@@ -47,7 +47,9 @@ def advised_serving(
     def tried(changes: Mapping[str, Any], where: Cluster) -> Plan | None:
         try:
             changed = run.model_copy(update=dict(changes))
-            return plan_serving(subject, changed, where, engine, name=plan.name, fleet="", errors=errors)
+            return plan_serving(
+                subject, changed, where, engine, name=plan.name, fleet="", errors=errors, most=False
+            )
         except GpucalcError:
             return None
 

@@ -43,7 +43,7 @@ class Candidate:
     def holds(self) -> bool:
         """Whether the caches have room for the requests in flight."""
         recipe, layout = self.found.recipe, self.found.layout
-        return float(self.found.seats.value) * layout.caches >= recipe.concurrency
+        return float(self.found.memory.seats.value) * layout.caches >= recipe.concurrency
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -185,6 +185,7 @@ def plan_serving(
     errors: ErrorTable | None = None,
     always_time: bool = False,
     loads: bool = False,
+    most: bool = True,
     economics: Economics | None = None,
 ) -> Plan:
     """The plan of a serving run, whatever it leaves auto settled first."""
@@ -206,5 +207,6 @@ def plan_serving(
         errors=errors,
         always_time=always_time,
         loads=loads,
+        most=most,
         economics=economics,
     )

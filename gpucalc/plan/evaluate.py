@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gpucalc.builders.build import build_graph
 from gpucalc.counts import Counts, count
@@ -92,6 +93,7 @@ class Subject:
     spec: ModelSpec
     graph: Graph
     counts: Counts
+    held: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)  # by layout and recipe
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Subject:

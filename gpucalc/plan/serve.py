@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpucalc.errors import GpucalcError
-from gpucalc.graph import Graph
 from gpucalc.line import Line
 from gpucalc.plan.answer import Assumption, Level, LoadPoint, Plan, Verdict
 from gpucalc.plan.economics import Economics, cost_line
@@ -35,7 +34,6 @@ class Deployment:
     recipe: ServeRecipe
     era: EngineEra
     memory: ServingMemory
-    seats: Line  # requests of the run's own length that one cache holds
     assumptions: tuple[Assumption, ...]
 
     @property
@@ -50,7 +48,7 @@ class Deployment:
     @property
     def cached_tokens(self) -> float:
         """Tokens one cache holds in requests of the run's own length, windows and states counted."""
-        return float(self.seats.value) * self.recipe.context
+        return float(self.memory.seats.value) * self.recipe.context
 
 
 def deploy(
@@ -59,31 +57,17 @@ def deploy(
     """The memory side of a settled run. Raises Infeasible or InputError."""
     layout, laid = serve_layout(run, subject.graph, gpus=cluster.count)
     recipe, era, chosen = serve_recipe(run, subject.spec, subject.graph, engine, cluster, layout)
-    memory = serving_memory(subject.graph, layout, recipe, era, cluster, logged=logged)
-    seats = _seats(subject.graph, layout, recipe, era, cluster, memory, logged)
-    return Deployment(layout, recipe, era, memory, seats, (*laid, *chosen))
-
-
-def _seats(
-    graph: Graph,
-    layout: ServeLayout,
-    recipe: ServeRecipe,
-    era: EngineEra,
-    cluster: Cluster,
-    memory: ServingMemory,
-    logged: Logged,
-) -> Line:
-    """Requests of the run's own length in one cache: the same arithmetic with that length as the longest."""
-    if recipe.engine in ("llamacpp", "hf"):
-        return Line("requests_in_cache", memory.max_concurrency.value, "requests", source="slots asked for")
-    own = memory
-    if recipe.context != recipe.max_model_len:
-        given = replace(logged, pool=float(memory.pool.value), weights=float(memory.weights.value))
-        own = serving_memory(
-            graph, layout, replace(recipe, max_model_len=recipe.context), era, cluster, logged=given
-        )
-    most = own.max_concurrency
-    return replace(most, name="requests_in_cache", note="of isl + osl tokens, in one cache")
+    # Copies of an engine are alike, and fleets of the same card are searched one after another.
+    degrees = (layout.tp, layout.pp, layout.dp, layout.ep, layout.decode_context)
+    linked = layout.tp == 1 or cluster.nvlink_domain > 1
+    cards = (tuple(sorted({pool.gpu.id for pool in cluster.pools})), linked)
+    key = (degrees, cards, recipe.memory_key())
+    memory = subject.held.get(key) if logged is NOTHING_LOGGED else None
+    if memory is None:
+        memory = serving_memory(subject.graph, layout, recipe, era, cluster, logged=logged)
+        if logged is NOTHING_LOGGED:
+            subject.held[key] = memory
+    return Deployment(layout, recipe, era, memory, (*laid, *chosen))
 
 
 def evaluate_serving(
@@ -99,9 +83,12 @@ def evaluate_serving(
     errors: ErrorTable | None = None,
     always_time: bool = False,
     loads: bool = False,
+    most: bool = True,
     economics: Economics | None = None,
 ) -> Plan:
     """The plan of a settled serving run; with `loads` its speed at other loads too.
+
+    most: look for the largest load within the run's targets.
 
     Raises Infeasible or InputError.
     """
@@ -122,9 +109,9 @@ def evaluate_serving(
     rates = None
     points: tuple[LoadPoint, ...] = ()
     if time is not None:
-        best = _at_targets(subject, found, engine, cluster)
+        best = _at_targets(subject, found, engine, cluster) if most else None
         rates = _rates(time, found, best)
-        if best is None and _has_targets(found.recipe):
+        if best is None and most and _has_targets(found.recipe):
             told.append("no load meets the targets")
         if loads:
             points = _loads(subject, found, engine, cluster, time, best)
@@ -205,7 +192,7 @@ def _cache(found: Deployment) -> Line:
         memory.kv_blocks,
         memory.kv_tokens,
         memory.max_concurrency,
-        found.seats,
+        found.memory.seats,
     )
     shown = tuple(part for part in parts if part.value or part is not memory.state_bytes)
     return Line("cache", memory.pool.value, "bytes", memory.pool.kind, children=shown, note="on one GPU")
@@ -215,7 +202,7 @@ def _cache_notes(found: Deployment) -> list[str]:
     """What the engine would say at the start, and what waits for room."""
     memory, recipe = found.memory, found.recipe
     notes = [f"{recipe.engine} would refuse to start: {memory.refusal}"] if memory.refusal else []
-    seats = int(found.seats.value) * found.layout.caches
+    seats = int(found.memory.seats.value) * found.layout.caches
     if memory.refusal is None and seats < recipe.concurrency:
         notes.append(
             f"the cache holds {seats} requests of {recipe.context} tokens,"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import replace
 
 from gpucalc.formulas import serving_memory as mem
@@ -126,6 +127,11 @@ class Pooled(Parts):
     ) -> ServingMemory:
         recipe = self.recipe
         tokens, blocks, most = self._capacity(pool)
+        seats = most
+        if recipe.context != recipe.max_model_len:
+            own = copy(self)
+            own.recipe = replace(recipe, max_model_len=recipe.context)
+            seats = own._capacity(pool)[2]
         request = self._request()
         needed = total("needed_to_start", (*static, request), unit="bytes", kind=Kind.MODELLED)
         held = max(float(pool.value), 0.0)
@@ -165,6 +171,7 @@ class Pooled(Parts):
             kv_tokens=tokens,
             kv_blocks=blocks,
             max_concurrency=most,
+            seats=replace(seats, name="requests_in_cache", note="of isl + osl tokens, in one cache"),
             peak=tree,
             needed=decided,
             capacity=capacity,

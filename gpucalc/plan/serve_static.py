@@ -73,6 +73,7 @@ class Static(Parts):
             kv_tokens=tokens,
             kv_blocks=Line("kv_blocks", context, "count", source="one token each"),
             max_concurrency=Line("max_concurrency", slots, "requests", source="slots that were asked for"),
+            seats=Line("requests_in_cache", slots, "requests", source="slots that were asked for"),
             peak=tree,
             needed=tree,
             capacity=whole,

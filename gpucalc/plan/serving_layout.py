@@ -128,6 +128,15 @@ class ServeRecipe:
         """Tokens of one request at its end."""
         return self.isl + self.osl
 
+    def memory_key(self) -> tuple[object, ...]:
+        """Everything of the recipe that memory depends on, for one model; loads and targets are left out."""
+        return (
+            self.engine, self.version, self.weights.name, self.dtype, self.kv_dtype, self.max_model_len,
+            self.max_num_seqs, self.max_num_batched_tokens, self.block_size, self.gpu_memory_utilization,
+            self.mem_fraction_static, self.enforce_eager, self.in_use_bytes, self.isl, self.osl,
+            self.rope_positions, self.rope_factor,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class ServingMemory:
@@ -150,6 +159,7 @@ class ServingMemory:
     kv_tokens: Line
     kv_blocks: Line
     max_concurrency: Line
+    seats: Line  # requests of the run's own length that one cache holds
     peak: Line  # bytes on the GPU at the worst moment, with the cache as large as the engine makes it
     needed: Line  # bytes without which the engine refuses or fails: what the verdict weighs
     capacity: Line  # what `needed` is held against: the budget, or the whole card
