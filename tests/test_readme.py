@@ -1,69 +1,122 @@
-"""The README's commands are real: each one runs, and every command of the program is among them."""
+"""The README is true: its commands run with the exit codes it says, its outputs and tables are today's."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pages import Shown, Typed, steps
 from test_cli import commands
 
 from gpucalc.__main__ import main
+from gpucalc.catalog import open_catalog
 from gpucalc.errors import ExitCode
+from gpucalc.jobs import resolve
+from gpucalc.planner import plan_job
 from gpucalc.spec.yamlio import load_yaml
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+FILES = {step.name: step.text for step in steps(README) if isinstance(step, Shown)}
+LINES = [step for step in steps(README) if isinstance(step, Typed)]
 
 
-def lines() -> list[str]:
-    """Every command line of the README's shell blocks that calls gpucalc."""
-    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    parts = [part.strip() for block in blocks for line in block.splitlines() for part in line.split("&&")]
-    return [part for part in parts if part.startswith("gpucalc ")]
+def calls(line: str) -> list[list[str]]:
+    """The words of every call of gpucalc on a command line."""
+    parts = (shlex.split(part, comments=True) for part in line.split("&&"))
+    return [words[1:] for words in parts if words and words[0] == "gpucalc"]
 
 
 @pytest.mark.parametrize("words", [words for words in commands() if words], ids=" ".join)
 def test_every_command_is_documented(words: tuple[str, ...]) -> None:
     named = words[:-1] if words[-1] == "list" else words
-    assert any(line.split()[1:][: len(named)] == list(named) for line in lines())
+    assert any(given[: len(named)] == list(named) for step in LINES for given in calls(step.line))
 
 
-def files() -> dict[str, str]:
-    """The files the README shows: blocks whose first line is `# NAME`."""
-    blocks = re.findall(r"```\w+\n(?:# )([\w.-]+\.\w+)\n(.*?)```", README, re.DOTALL)
-    return dict(blocks)
-
-
-@pytest.mark.parametrize("line", lines())
+@pytest.mark.parametrize("step", [step for step in LINES if calls(step.line)], ids=lambda step: step.line)
 def test_every_documented_command_runs(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    step: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "model.yaml").write_text(
-        (ROOT / "catalogs/models/llama-3-8b.yaml").read_text("utf-8"), "utf-8"
-    )
-    for name, text in files().items():
+    for name, text in FILES.items():
         (tmp_path / name).write_text(text, "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    if "--baseline" in line:  # what the command before it on its line wrote
-        main(shlex.split("check checks.yaml --format json -o baseline.json --quiet"))
-        capsys.readouterr()
-    if line.startswith(("gpucalc trace", "gpucalc probe")):
-        pytest.importorskip("torch")
-    code = main(shlex.split(line)[1:])
-    out, err = capsys.readouterr()
-    says_more = line.startswith(("gpucalc import", "gpucalc trace", "gpucalc probe"))  # what is being done
-    assert (err == "") != says_more
-    assert code in (ExitCode.ANSWERED, ExitCode.NO)
-    assert out or "-o " in line
+    for words in calls(step.line):
+        if words[0] in ("trace", "probe"):
+            pytest.importorskip("torch")
+        code = main(words)
+        out, err = capsys.readouterr()
+        says_more = words[0] in ("import", "trace", "probe")  # what is being done
+        assert (err == "") != says_more
+        assert code == step.exits
+        assert out or "-o" in words
+
+
+def test_files_stand_before_the_commands_that_need_them() -> None:
+    there: set[str] = set()
+    for step in steps(README):
+        if isinstance(step, Shown):
+            there.add(step.name)
+            continue
+        for words in calls(step.line):
+            there |= {words[place + 1] for place, word in enumerate(words[:-1]) if word in ("-o", "--output")}
+            assert {word for word in words if word in FILES} <= there, step.line
 
 
 def test_the_set_up_commands_name_what_is_there() -> None:
     assert "python -m pip install . && gpucalc plan" in README
     assert '-c tests/constraints.txt -e ".[test,probe]" && python -m pytest' in README
     assert "torch==2.13.0" in (ROOT / "tests" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+
+
+def test_links_lead_somewhere() -> None:
+    headings = {
+        re.sub(r"[^\w -]", "", title.casefold()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", README, re.MULTILINE)
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        if target.startswith("#"):
+            assert target[1:] in headings, target
+        elif "://" not in target:
+            assert (ROOT / target).is_file(), target
+
+
+# -- what is rewritten by --update-golden -----------------------------------------------------------
+
+
+def rewritten(mark: str, inside: Callable[[re.Match[str]], str], *, end: str) -> str:
+    """The README with what stands between a mark and its end written anew."""
+    pattern = re.compile(rf"({mark})(.*?)({end})", re.DOTALL)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert pattern.search(text), mark
+    return pattern.sub(lambda found: f"{found[1]}{inside(found)}{found[found.lastindex or 0]}", text)
+
+
+def printed(line: str) -> str:
+    """What a command writes on a terminal of 80 columns."""
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.setenv("COLUMNS", "80")
+        patch.setenv("NO_COLOR", "1")
+        (words,) = calls(line)
+        assert main(words) == ExitCode.ANSWERED
+    return out.getvalue()
+
+
+def test_the_outputs_are_what_is_printed(committed: Callable[[str, str], None]) -> None:
+    def output(found: re.Match[str]) -> str:
+        text = printed(found[2])
+        if found[3]:
+            text = text[: text.index(f"\n{found[3]}")]
+        return f"\n\n```text\n{text.rstrip()}\n```\n\n"
+
+    mark = r"<!-- output of (gpucalc [^\n]*?)(?:, until ([^\n]*?))? -->"
+    committed("README.md", rewritten(mark, output, end="<!-- end -->").rstrip("\n"))
 
 
 def accuracy_table() -> str:
@@ -80,11 +133,27 @@ def accuracy_table() -> str:
     return "\n".join(rows)
 
 
-def test_the_accuracy_table_is_the_recorded_one(request: pytest.FixtureRequest) -> None:
-    path = ROOT / "README.md"
-    marked = re.compile(r"(<!-- accuracy[^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
-    text = path.read_text(encoding="utf-8")
-    wanted = marked.sub(lambda found: f"{found[1]}\n{accuracy_table()}\n\n{found[2]}", text)
-    if request.config.getoption("--update-golden"):
-        path.write_text(wanted, encoding="utf-8")
-    assert path.read_text(encoding="utf-8") == wanted, "accuracy.yaml changed; see --update-golden"
+def test_the_accuracy_table_is_the_recorded_one(committed: Callable[[str, str], None]) -> None:
+    table = f"\n{accuracy_table()}\n\n"
+    committed(
+        "README.md", rewritten(r"<!-- accuracy[^\n]*-->\n", lambda _: table, end="<!-- end -->").rstrip("\n")
+    )
+
+
+def comparison_row() -> str:
+    """Our step times of the two compared jobs, and their errors."""
+    catalog = open_catalog(None)
+    cells = []
+    for name in ("gpt3-175b-full", "gpt3-175b-selective"):
+        job = resolve(name, catalog)
+        plan = plan_job(job, catalog, advice=False)
+        assert plan.time is not None
+        measured = load_yaml(catalog.path_of("jobs", name)).data["measured"]["step_time_s"]
+        cells.append(f"{plan.time.value:.2f} ({100 * (plan.time.value / measured - 1):+.0f} %)")
+    return f"| gpucalc | {' | '.join(cells)} |"
+
+
+def test_the_comparison_has_todays_estimates(committed: Callable[[str, str], None]) -> None:
+    measured = r"\| measured \| 18.13 \| 13.75 \|\n"
+    row = comparison_row() + "\n"
+    committed("README.md", rewritten(measured, lambda _: row, end=r"\| Calculon").rstrip("\n"))
