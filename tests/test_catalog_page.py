@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import Shown, Typed, steps
+from followed import Shown, Typed, steps
 
 from gpucalc.catalog import KINDS
 from gpucalc.spec.figure import FigureKind

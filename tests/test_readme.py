@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pages import Shown, Typed, steps
+from followed import Shown, Typed, steps
 from test_cli import commands
 
 from gpucalc.__main__ import main
