@@ -270,6 +270,33 @@ def test_selective_recomputation_by_operation() -> None:
     assert kept == TOKENS * line.value - held
 
 
+def test_selective_recomputation_by_operation_compiled() -> None:
+    """The same policy under inductor's partitioner, which drops a result that only joins the residual."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    def contexts() -> Any:
+        products = {"forward": 0, "recompute": 0}
+
+        def policy(ctx: Any, function: Any, *_: Any, **__: Any) -> Any:
+            mode = "recompute" if ctx.is_recompute else "forward"
+            keep = "attention" in str(function)
+            if function == torch.ops.aten.mm.default:
+                products[mode] += 1
+                keep = products[mode] % 2 == 1
+            return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(policy)
+
+    layer, inputs = layer_and_inputs(BF16)
+    torch._dynamo.reset()
+    wrapped = checkpoint_wrapper(layer, context_fn=contexts, preserve_rng_state=False)
+    compiled = torch.compile(wrapped, backend="aot_eager_decomp_partition")
+    kept = saved_bytes(compiled, [*layer.parameters(), *inputs[1:]], *inputs)
+    block, recipe = planned(framework="torchtitan", precision="bf16", recompute="selective-op", compile=True)
+    assert kept == TOKENS * selective_line(block, recipe, seq_len=SEQ).value
+
+
 def test_activations_on_the_host_leave_none_on_the_device() -> None:
     """save_on_cpu copies every saved tensor; what stays is what the layer holds while it runs."""
     layer, inputs = layer_and_inputs(BF16)

@@ -17,7 +17,7 @@ import pytest
 from gpucalc.builders.build import build_graph
 from gpucalc.formulas.memory import autocast_weight_bytes
 from gpucalc.graph import Block
-from gpucalc.plan.activation import layer_line
+from gpucalc.plan.activation import layer_line, selective_line
 from gpucalc.plan.layout import Recipe
 from gpucalc.plan.resolve import resolve_recipe, settle
 from gpucalc.plan.stages import block_params
@@ -272,3 +272,18 @@ def test_fsdp_casts_adapters_and_not_their_input() -> None:
         assert recipe.adapters is not None
         assert (recipe.adapters.element_bytes, recipe.adapters.input_bytes) == (element, read)
         assert recipe.adapters.casts == (framework == "hf")  # autocast makes a copy per adapter
+
+
+@pytest.mark.parametrize(
+    ("run", "per_token"),
+    [
+        # layer input 2h, q 2D, v 2K, attention's output 2D and 4a, gate 2f; written out, down's result 2h too
+        ({}, 8192 + 8192 + 2048 + 8192 + 128 + 28672 + 8192),
+        ({"compile": True}, 8192 + 8192 + 2048 + 8192 + 128 + 28672),
+        ({"compile": True, "precision": "nvfp4"}, 8192 + 8192 + 128),
+    ],
+)
+def test_selective_recomputation_of_llama_3_8b(run: dict[str, Any], per_token: int) -> None:
+    base = {"framework": "torchtitan", "precision": "bf16", "recompute": "selective-op"}
+    block, recipe = recipe_of({**base, "seq_len": 4096, "micro_batch": 1, **run}, LLAMA_3_8B)
+    assert selective_line(block, recipe, seq_len=4096).value == per_token
