@@ -12,13 +12,14 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpucalc.errors import InputError, UnknownName, nearest
 from gpucalc.line import Kind, Line
 from gpucalc.spec.base import Spec
+from gpucalc.spec.costs import NetworkKeys
 from gpucalc.spec.figure import Figure, FigureKind
 from gpucalc.spec.fleet import FleetPart, FleetSpec
 from gpucalc.spec.gpu import GpuSpec
@@ -63,6 +64,9 @@ _ONE = {
 }
 # A host nobody described: what a PCIe server usually is. Said in the answer whenever it is used.
 _PCIE_HOST_GPUS = 8
+_OLDEST_PCIE = 3
+# Two tiers of 64-port switches join so many GPUs of one network card each without a bottleneck: 64 x 64 / 2.
+POD_GPUS = 2048
 _HOST_NETWORK_GBIT_S = 100.0
 
 _STEM = re.compile(r"[a-z0-9][a-z0-9._+-]*", re.IGNORECASE)
@@ -321,12 +325,16 @@ class Catalog:
     # -- clusters -----------------------------------------------------------------------------
 
     def cluster(
-        self, fleet: FleetSpec | Iterable[FleetPart | tuple[int | None, int, str]], system: str | None = None
+        self,
+        fleet: FleetSpec | Iterable[FleetPart | tuple[int | None, int, str]],
+        system: str | None = None,
+        *,
+        network: NetworkKeys | None = None,
     ) -> Cluster:
         """The machine a fleet is, with every figure resolved and every guess said.
 
         `fleet` is a parsed fleet, or its parts (as tuples: nodes or None, count, GPU name).
-        `system` names the server for a fleet of one GPU kind.
+        `system` names the server for a fleet of one GPU kind; `network` says what joins the nodes.
         """
         given = fleet.parts if isinstance(fleet, FleetSpec) else fleet
         parts = [part if isinstance(part, FleetPart) else FleetPart(*part) for part in given]
@@ -336,10 +344,15 @@ class Catalog:
             raise InputError(
                 "a system can be named for a fleet of one GPU kind only", key="system", given=system
             )
+        network = network or NetworkKeys()
+        if network.one_host and len(parts) < 2:
+            raise InputError("says how unlike cards are joined", key="network.one_host", given=True)
         assumptions: list[str] = []
         built = [self._pool(part, system, assumptions) for part in parts]
         pools = tuple(pool for pool, _ in built)
         hosts = [host for _, host in built]
+        if network.one_host:
+            return self._one_host(pools, hosts, assumptions)
         nodes = sum(pool.nodes for pool in pools)
         slowest = min(pools, key=lambda pool: _reach(pool))
         nics = [host.nic_per_node for host in hosts]
@@ -371,6 +384,33 @@ class Catalog:
             node_power=hosts[0].power if one else None,
             price_per_gpu_hour=one.price_per_gpu_hour if one else _mean_price(pools),
             system=one.system if one else None,
+            assumptions=tuple(dict.fromkeys(assumptions)),
+            oversubscription=network.oversubscription or 1.0,
+            pod_gpus=network.pod_gpus or POD_GPUS,
+        )
+
+    def _one_host(
+        self, pools: tuple[Pool, ...], hosts: Sequence[_Host], assumptions: list[str]
+    ) -> Cluster:
+        """Unlike cards under one operating system: kinds reach each other through the host's memory."""
+        generation = min(pool.gpu.pcie_gen or _OLDEST_PCIE for pool in pools)
+        intra = self.collective(f"pcie{min(max(generation, 3), 5)}-no-p2p")
+        count = sum(pool.count for pool in pools)
+        assumptions[:] = [text for text in assumptions if "is assumed to sit in" not in text]
+        assumptions.append(f"the GPU kinds share one host and reach each other over {intra.name}")
+        return Cluster(
+            pools=tuple(replace(pool, nodes=1, gpus_per_node=pool.count) for pool in pools),
+            count=count,
+            gpus_per_node=count,
+            nodes=1,
+            nvlink_domain=1,
+            intra=intra,
+            inter=None,
+            nic_bandwidth_per_node=None,
+            host_ram=_smallest([host.host_ram for host in hosts]),
+            node_power=None,
+            price_per_gpu_hour=_mean_price(pools),
+            system=None,
             assumptions=tuple(dict.fromkeys(assumptions)),
         )
 

@@ -30,6 +30,7 @@ from gpucalc.plan.answer import Level, Plan
 from gpucalc.plan.evaluate import ErrorTable, Subject
 from gpucalc.planner import plan_job
 from gpucalc.spec.check import FITS, QUANTITIES, WITHIN, Cell, Expectation, read_expect, read_matrix
+from gpucalc.spec.costs import NetworkKeys
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.yamlio import Document, load_yaml, nearest_line, read_text
 
@@ -170,16 +171,18 @@ class _Plans:
         self._errors: ErrorTable | None = None
         # The description is kept beside what was made of it, so that its identity stays its own.
         self._subjects: dict[int, tuple[Any, Subject]] = {}
-        self._clusters: dict[tuple[str, str | None], Cluster] = {}
+        self._clusters: dict[tuple[str, str | None, NetworkKeys | None], Cluster] = {}
 
     def plan(self, job: ResolvedJob) -> Plan:
         if self._errors is None:
             self._errors = error_table(self.catalog)
         if id(job.model) not in self._subjects:
             self._subjects[id(job.model)] = (job.model, Subject.of(job.model))
-        fleet = (str(job.fleet), job.job.system)
+        fleet = (str(job.fleet), job.job.system, job.job.network)
         if fleet not in self._clusters:
-            self._clusters[fleet] = self.catalog.cluster(job.fleet, job.job.system)
+            self._clusters[fleet] = self.catalog.cluster(
+                job.fleet, job.job.system, network=job.job.network
+            )
         return plan_job(
             job,
             self.catalog,

@@ -95,7 +95,11 @@ def _money(keys: CostKeys, catalog: Catalog, cluster: Cluster) -> tuple[Money, l
     if keys.grid is not None or None in own_power:
         grid = _grid(catalog, keys.grid or defaults.grid)
     if keys.grid is None and grid is not None and None in own_power:
-        chosen.assume("grid", grid.id, f"{grid.name}; others: {', '.join(catalog.names('grids'))}")
+        chosen.assume(
+            "grid",
+            grid.id,
+            f"{grid.name}; {len(catalog.names('grids')) - 1} others, such as world, france or us-texas",
+        )
     power: dict[str, Line | None] = {}
     for key, unit in (("usd_per_kwh", "USD/kWh"), ("carbon_kg_per_kwh", "kg/kWh")):
         own = chosen.stated(key, unit)
@@ -171,7 +175,9 @@ def _failures(keys: ReliabilityKeys, catalog: Catalog) -> tuple[Failures, list[A
         run = catalog.load("reliability", defaults.published_run, PublishedRun)
         mtbf = published_mtbf(run)
         chosen.assume(
-            "mtbf_gpu_hours", round(mtbf.value), f"{run.name}, {run.hardware}{_others(catalog, defaults.published_run)}"
+            "mtbf_gpu_hours",
+            round(mtbf.value),
+            f"{run.name}, {run.hardware}{_others(catalog, defaults.published_run)}",
         )
     storage = chosen.stated("storage_gb_per_s", "bytes/s", name="storage", scale=GB)
     each = None

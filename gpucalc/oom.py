@@ -109,7 +109,7 @@ def diagnose(text: str, *, job: ResolvedJob | None = None, catalog: Catalog | No
         return Diagnosis(message, message.phase, tuple(_reading(message, None)), (), None, ())
     assert catalog is not None
     subject = Subject.of(job.model)
-    cluster = catalog.cluster(job.fleet, job.job.system)
+    cluster = catalog.cluster(job.fleet, job.job.system, network=job.job.network)
     plan = plan_job(job, catalog, subject=subject, cluster=cluster, advice=False)
     matches = _matches(message, tensors(subject, plan))
     phase = message.phase or next((p for m in matches if m.exact for p in m.phases), None)

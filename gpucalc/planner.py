@@ -7,11 +7,12 @@ Python API all come through here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpucalc.accuracy import error_table
 from gpucalc.advise import advised
-from gpucalc.catalog import Catalog
+from gpucalc.catalog import POD_GPUS, Catalog
 from gpucalc.economics import economics
 from gpucalc.jobs import ResolvedJob
 from gpucalc.plan.answer import Assumption, Level, Plan
@@ -24,6 +25,10 @@ from gpucalc.spec.job import TrainRun
 # Cards named when a run does not fit: what data centres rent today, by memory.
 LARGER_CARDS = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm", "b300-sxm", "mi300x")
 NAMED_LARGER = 2
+FULL_BISECTION = (
+    "a rail-optimised fat tree without a bottleneck, though two tiers of 64-port switches join only"
+    f" {POD_GPUS:,} GPUs; Llama 3's had 7:1 above pods of 3,072"
+)
 
 
 def plan_job(
@@ -39,10 +44,11 @@ def plan_job(
     """The plan of a job. `subject` and `cluster` may be handed in when many jobs share them."""
     run = job.run
     subject = subject or Subject.of(job.model)
-    cluster = cluster or catalog.cluster(job.fleet, job.job.system)
+    cluster = cluster or catalog.cluster(job.fleet, job.job.system, network=job.job.network)
     errors = errors if errors is not None else error_table(catalog)
     assumptions = tuple(Assumption(d.key, d.value, d.why) for d in job.defaults)
     facts = economics(job.job, catalog, cluster)
+    assumptions += _network_assumed(job, cluster)
     if not isinstance(run, TrainRun):
         from gpucalc.search_serving import plan_serving  # training plans do without
 
@@ -91,15 +97,42 @@ def plan_job(
     )
     if not advice:
         return plan
+
+    def clusters(card: str, count: int) -> Cluster:
+        return catalog.cluster([(None, count, card)])
+
+    if len(cluster.pools) > 1:
+        from gpucalc.mixed import peak_note, splits  # fleets of one kind do without
+
+        ways = splits(
+            plan,
+            subject,
+            settled,
+            cluster,
+            clusters=clusters,
+            errors=errors,
+            unstated={item.key for item in assumptions},
+        )
+        shares = peak_note(subject, settled, cluster)
+        plan = replace(plan, splits=ways, notes=(*plan.notes, *shares))
     return advised(
         plan,
         subject,
         settled,
         cluster,
-        clusters=lambda card, count: catalog.cluster([(None, count, card)]),
+        clusters=clusters,
         larger=_larger(catalog, cluster) if plan.verdict.level is not Level.FITS else (),
         errors=errors,
     )
+
+
+def _network_assumed(job: ResolvedJob, cluster: Cluster) -> tuple[Assumption, ...]:
+    """What nobody said of the network of a fleet too large for the simplest one."""
+    network = job.job.network
+    if network is not None and network.oversubscription is not None:
+        pods = "GPUs that two tiers of 64-port switches join"
+        return (Assumption("network.pod_gpus", POD_GPUS, pods),) if network.pod_gpus is None else ()
+    return (Assumption("network.oversubscription", 1, FULL_BISECTION),) if cluster.count > POD_GPUS else ()
 
 
 def _runnable_precision(

@@ -111,7 +111,7 @@ def scale(job: ResolvedJob, catalog: Catalog, sizes: Sequence[int]) -> Scaling:
         raise InputError("only a fleet of one GPU kind is scaled", key="gpus", given=str(job.fleet))
     subject = Subject.of(job.model)
     errors = error_table(catalog)
-    own = catalog.cluster(job.fleet, job.job.system)
+    own = catalog.cluster(job.fleet, job.job.system, network=job.job.network)
     settled, _ = best_run(subject, run, own, errors)
     layout, _ = resolve_layout(settled, subject.graph, gpus=own.count)
     divided = layout.tp * layout.pp * layout.cp
@@ -129,7 +129,7 @@ def scale(job: ResolvedJob, catalog: Catalog, sizes: Sequence[int]) -> Scaling:
             weak.append(nothing)
             strong.append(nothing)
             continue
-        cluster = catalog.cluster([_part(parts[0], gpus)], job.job.system)
+        cluster = catalog.cluster([_part(parts[0], gpus)], job.job.system, network=job.job.network)
         kept: dict[str, Any] = {"dp": dp, "grad_accum": None}
         if settled.dp_shard is not None:
             kept["dp_shard"] = min(settled.dp_shard, dp)

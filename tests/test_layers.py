@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [
     {"counts", "jobs", "calibration"},
     {"plan"},
     {"search", "search_serving"},
-    {"advise", "advise_serving", "measured", "measured_collectives", "measured_serving", "points"},
+    {"advise", "advise_serving", "measured", "measured_collectives", "measured_serving", "points", "mixed"},
     {"validate", "validate_serving"},
     {"accuracy", "economics"},
     {"planner"},

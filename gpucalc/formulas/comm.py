@@ -156,6 +156,52 @@ def all_to_all_s(*, transfer_s: Num, alpha_s: Num, ramp: Num) -> Num:
     return alpha_s + 2 * ramp * sqrt(alpha_s * transfer_s) + transfer_s
 
 
+# --- above the nodes -------------------------------------------------------------------------------
+
+
+@formula(
+    unit="fraction",
+    source="Arithmetic on a fat tree whose top is narrower than its bottom by `oversubscription`: the rings"
+    " and trees of rails cross it once for each group, so those of a pod share what is there",
+)
+def pod_crossing_share(*, ranks: Num, ranks_per_pod: Num, oversubscription: Num) -> Num:
+    """Share of its rate that a group's ring keeps where it leaves the pods; all of it inside one.
+
+    Every rank of a pod is in one of the groups that cross: ranks / ranks_per_pod of them at a time.
+    """
+    return where(ranks > ranks_per_pod, minimum(1, ranks_per_pod / oversubscription), 1)
+
+
+@formula(unit="bytes/s", source="Arithmetic")
+def crossing_bus_bytes_per_s(*, bus_bytes_per_s: Num, share: Num) -> Num:
+    """Bus bandwidth of a group that spans several pods."""
+    return bus_bytes_per_s * share
+
+
+@formula(
+    unit="bytes/s",
+    source="Arithmetic: all GPUs of a pod exchange with other pods at once, the rest stays below the top",
+)
+def crossing_nic_bytes_per_s(
+    *, nic_bytes_per_s: Num, nodes: Num, nodes_per_pod: Num, oversubscription: Num
+) -> Num:
+    """Rate of a GPU's network card in an exchange among nodes, some of them in other pods."""
+    return nic_bytes_per_s / maximum(
+        1, (nodes - minimum(nodes, nodes_per_pod)) / maximum(nodes - 1, 1) * oversubscription
+    )
+
+
+@formula(
+    unit="bytes/s",
+    source="Arithmetic: a stage sends to the next, and where a pod ends all its ranks do so across the top",
+)
+def crossing_link_bytes_per_s(
+    *, link_bytes_per_s: Num, stage_ranks: Num, pod_gpus: Num, oversubscription: Num
+) -> Num:
+    """Rate of a message between pipeline neighbours of which some pair lies in two pods."""
+    return link_bytes_per_s * minimum(1, pod_gpus / minimum(stage_ranks, pod_gpus) / oversubscription)
+
+
 # --- what shows ------------------------------------------------------------------------------------
 
 

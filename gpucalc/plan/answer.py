@@ -95,6 +95,40 @@ class LoadPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolShare:
+    """What the cards of one kind do in a mixed fleet."""
+
+    gpu: str
+    gpus: int
+    micro_batch: int
+    micro_batches: int
+    layers: tuple[int, ...]  # of each of its pipeline stages; empty without a pipeline
+    needed_bytes: float
+    capacity_bytes: float
+    level: Level
+    busy_s: float | None  # of a step, without waiting for others
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One way of running on unlike cards; without parts it is not possible, `why` says why not."""
+
+    how: str  # equal | proportional | pipeline | leave out
+    fleet: str  # the cards in use
+    framework: str
+    precision: str
+    recompute: str
+    parts: tuple[PoolShare, ...] = ()
+    level: Level = Level.DOES_NOT_FIT
+    global_batch: int | None = None
+    step_s: float | None = None
+    tokens_per_s: float | None = None
+    left_out: str | None = None
+    wins: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The answer for one job on one fleet.
 
@@ -123,6 +157,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     cache: Line | None = None  # serving: what the cache holds; children: pool, tokens, requests, per token
     loads: tuple[LoadPoint, ...] = ()  # serving: other concurrencies beside the job's own, fewest first
+    splits: tuple[Split, ...] = ()  # a mixed fleet: the ways of dividing the run over it, the best first
     reliability: Line | None = None  # goodput of a long run, and what it rests on
     launch: str | None = None  # serving: the engine's own command for this plan
 

@@ -149,7 +149,7 @@ def pipeline_messages(graph: Graph, layout: Layout, recipe: Recipe, links: Links
         element_bytes=recipe.activation_bytes,
         divided_by=where(layout.sequence_parallel, layout.tp, 1),
     )
-    send = links.send("message", message, world=layout.world)
+    send = links.send("message", message, world=layout.world, stage_ranks=layout.world / layout.pp)
     # Interleaving sends vpp times as often but beside computation, as DualPipe does; plain 1F1B waits for
     # both directions.
     each = 1 if layout.schedule in DUAL_PIPES else where(layout.vpp == 1, 2, 1)

@@ -22,10 +22,10 @@ from gpucalc.plan.host import host_memory
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.memory import MemoryPeak, memory_peak, running_peak
 from gpucalc.plan.rates import throughput
-from gpucalc.plan.resolve import resolve_layout, resolve_recipe
+from gpucalc.plan.resolve import LOW_PRECISION, resolve_layout, resolve_recipe
 from gpucalc.plan.time import binding, step_time
 from gpucalc.spec.hardware import Cluster, Pool
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.job import PRECISIONS, TrainRun
 from gpucalc.spec.model import ModelSpec
 from gpucalc.units import GB, GIB
 
@@ -141,7 +141,7 @@ def evaluate(
                 f"{pool.gpu.name} has no {recipe.math} rate",
                 key="run.precision",
                 given=run.precision,
-                legal=[precision for precision in pool.gpu.peaks if "acc" not in precision],
+                legal=[name for name in PRECISIONS if _all_have(cluster, name)],
             )
     time = rates = cost = reliability = None
     binds = "host memory" if verdict.host_decides else "memory capacity"
@@ -184,6 +184,13 @@ def evaluate(
         actions=(),
         notes=(*subject.graph.notes, *notes, *fleet_notes(cluster)),
     )
+
+
+def _all_have(cluster: Cluster, precision: str) -> bool:
+    """Whether every GPU kind has a rate for a run's precision."""
+    base = precision.removesuffix("-pure")
+    math = LOW_PRECISION.get(base, base)
+    return all(pool.gpu.peak(math) is not None for pool in cluster.pools)
 
 
 def _known_well_enough(subject: Subject, verdict: Verdict) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from gpucalc.errors import InputError
 from gpucalc.formulas import comm
 from gpucalc.line import Line, compute, value_of
-from gpucalc.num import Num, is_scalar, where
+from gpucalc.num import Num, is_scalar, maximum, where
 from gpucalc.spec.figure import Figure
 from gpucalc.spec.hardware import Cluster, CollectiveSpec
 
@@ -84,6 +84,7 @@ class Links:
             compute("outside", comm.dispatch_bytes, copies=crossing, away=(nodes - 1) / nodes, **load),
             nodes=nodes,
             per_node=per_node,
+            stride=stride,
         )
 
     def all_to_all(self, name: str, message: Any, *, ranks: Num, stride: Num) -> Line:
@@ -96,15 +97,27 @@ class Links:
             compute("outside", comm.exchanged_bytes, message_bytes=message, away=(ranks - per_node) / ranks),
             nodes=nodes,
             per_node=per_node,
+            stride=stride,
         )
 
-    def _exchange(self, name: str, inside: Line, outside: Line, *, nodes: Num, per_node: Num) -> Line:
+    def _exchange(
+        self, name: str, inside: Line, outside: Line, *, nodes: Num, per_node: Num, stride: Num
+    ) -> Line:
         links = _terms(self.cluster.intra, "alltoall", per_node)
         if self.cluster.inter is None or (is_scalar(nodes) and nodes <= 1):
             self._check(nodes)
             card, terms = links.bandwidth, links
         else:
             card = _terms(self.inter, "send_recv", nodes).bandwidth
+            if self.cluster.oversubscription > 1:
+                card = compute(
+                    "card",
+                    comm.crossing_nic_bytes_per_s,
+                    nic_bytes_per_s=card,
+                    nodes=nodes,
+                    nodes_per_pod=maximum(self.cluster.pod_gpus / (stride * per_node), 1),
+                    oversubscription=self.cluster.oversubscription,
+                )
             across = _terms(self.inter, "alltoall", nodes)
             terms = across if is_scalar(nodes) else _either(nodes, links, across)
         transfer = compute(
@@ -117,14 +130,27 @@ class Links:
         )
         return compute(name, comm.all_to_all_s, transfer_s=transfer, alpha_s=terms.alpha, ramp=terms.ramp)
 
-    def send(self, name: str, message: Any, *, world: Num) -> Line:
-        """Time of one message between pipeline neighbours; across nodes when the run needs several."""
+    def send(self, name: str, message: Any, *, world: Num, stage_ranks: Num = 1) -> Line:
+        """Time of one message between pipeline neighbours; across nodes when the run needs several.
+
+        stage_ranks: GPUs of one stage, all of which send.
+        """
         inside = _terms(self.cluster.intra, "send_recv", 2)
         if self.cluster.inter is None or (is_scalar(world) and world <= self.island):
             terms = inside
         else:
             across = _terms(self.inter, "send_recv", 2)
             terms = across if is_scalar(world) else _either(where(world > self.island, 2, 1), inside, across)
+            if self.cluster.oversubscription > 1:
+                crossing = compute(
+                    "link",
+                    comm.crossing_link_bytes_per_s,
+                    link_bytes_per_s=terms.bandwidth,
+                    stage_ranks=stage_ranks,
+                    pod_gpus=where(world > self.cluster.pod_gpus, self.cluster.pod_gpus, world * 1e3),
+                    oversubscription=self.cluster.oversubscription,
+                )
+                terms = _Terms(terms.alpha, crossing, terms.ramp)
         return compute(
             name,
             comm.point_to_point_s,
@@ -148,6 +174,19 @@ class Links:
             ranks_per_node=per_island,
             gpus_per_node=self.island,
         )
+        if self.cluster.oversubscription > 1:
+            share = compute(
+                "share",
+                comm.pod_crossing_share,
+                ranks=ranks,
+                ranks_per_pod=comm.group_ranks_per_node(
+                    ranks=ranks, stride=stride, domain=self.cluster.pod_gpus
+                ),
+                oversubscription=self.cluster.oversubscription,
+            )
+            bandwidth = compute(
+                "group_bandwidth", comm.crossing_bus_bytes_per_s, bus_bytes_per_s=bandwidth, share=share
+            )
         hop = self.cluster.intra.alpha_step
         if self.island <= BOARD or hop is None:
             return _Terms(terms.alpha, bandwidth, terms.ramp)

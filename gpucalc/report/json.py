@@ -65,6 +65,7 @@ def plan(answer: Plan, provenance: Mapping[str, Any], rules: Sequence[Estimate] 
         if answer.speed_error is None
         else {"expected_error_fraction": answer.speed_error[0], "basis": answer.speed_error[1]},
         "actions": [record(item) for item in answer.actions],
+        "splits": [record(item) for item in answer.splits],
         "loads": [record(item) for item in answer.loads],
         "launch": answer.launch,
         "documents": [_estimate(item) for item in rules or (headline(answer),)],

@@ -134,6 +134,7 @@ def _plan() -> _Schema:
         "assumed_figures": {"type": "array", "items": {"$ref": "#/$defs/figure"}},
         "speed_error": _maybe(error),
         "actions": {"type": "array", "items": _object(action)},
+        "splits": {"type": "array", "items": _object(_split(level))},
         "loads": {"type": "array", "items": _object(load)},
         "launch": _maybe(_TEXT),
         "documents": {"type": "array", "items": {"type": "object"}},
@@ -143,6 +144,36 @@ def _plan() -> _Schema:
     found = _object(needed)
     found["additionalProperties"] = True  # a later version may say more
     return {**found, "$defs": {"line": _object(leaf, inner), "figure": _object(leaf, more)}}
+
+
+def _split(level: _Schema) -> _Schema:
+    """One way of running on unlike cards."""
+    part = {
+        "gpu": _TEXT,
+        "gpus": _WHOLE,
+        "micro_batch": _WHOLE,
+        "micro_batches": _WHOLE,
+        "layers": {"type": "array", "items": _WHOLE},
+        "needed_bytes": _NUMBER,
+        "capacity_bytes": _NUMBER,
+        "level": level,
+        "busy_s": _maybe(_NUMBER),
+    }
+    return {
+        "how": _TEXT,
+        "fleet": _TEXT,
+        "framework": _TEXT,
+        "precision": _TEXT,
+        "recompute": _TEXT,
+        "parts": {"type": "array", "items": _object(part)},
+        "level": level,
+        "global_batch": _maybe(_WHOLE),
+        "step_s": _maybe(_NUMBER),
+        "tokens_per_s": _maybe(_NUMBER),
+        "left_out": _maybe(_TEXT),
+        "wins": {"type": "boolean"},
+        "why": _TEXT,
+    }
 
 
 def _check() -> _Schema:

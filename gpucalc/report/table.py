@@ -15,7 +15,7 @@ from gpucalc.explain import Explanation, assumed_facts, number
 from gpucalc.line import Line
 from gpucalc.plan.answer import Action, Level, Plan, Verdict
 from gpucalc.plan.layout import Layout, Recipe
-from gpucalc.report import documents, serving
+from gpucalc.report import documents, mixed, serving
 from gpucalc.report.screen import (
     HEADING,
     QUIET,
@@ -67,6 +67,8 @@ def plan(answer: Plan, rules: Sequence[Estimate] = ()) -> RenderableType:
     if answer.cost is not None:
         title = f"Cost {answer.cost.note}" if answer.cost.note else "Cost"
         parts += [Text(), heading(title), indent(_facts(answer.cost))]
+    if answer.splits:
+        parts += [Text(), mixed.table(answer.splits)]
     if answer.actions:
         parts += [Text(), heading("What would help"), indent(_actions(answer.actions))]
     facts = _unkeyed(assumed_facts(answer.root), answer)

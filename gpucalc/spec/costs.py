@@ -65,7 +65,11 @@ class ReliabilityKeys(Spec):
 
 
 class NetworkKeys(Spec):
-    """The `network:` of a job: a fat tree above the nodes."""
+    """The `network:` of a job: what joins its nodes, or that unlike cards share one host."""
+
+    one_host: Annotated[bool, Field(strict=True)] = Field(
+        default=False, description="cards of several kinds sit in one host, joined by its PCIe"
+    )
 
     oversubscription: Annotated[float, Field(ge=1, le=1000)] | None = Field(
         default=None, description="bandwidth under the top of the tree over that across it"

@@ -328,6 +328,9 @@ class Cluster:
     price_per_gpu_hour: Line | None
     system: SystemSpec | None
     assumptions: tuple[str, ...]
+    # Above the nodes: bandwidth between pods of so many GPUs is this many times smaller than inside them.
+    oversubscription: float = 1.0
+    pod_gpus: int = 0  # 0: all are in one
 
     @property
     def island(self) -> int:
