@@ -499,3 +499,22 @@ def test_zero_redundancy_optimizer_shards_states() -> None:
     finally:
         dist.destroy_process_group()
     assert states == mem.optimizer_state_bytes(params=8 * 64**2, bytes_per_param=8, shard=4, zero_stage=1)
+
+
+# --- optimizers --------------------------------------------------------------------------------------------
+
+
+def test_adafactor_keeps_means_of_rows_and_columns() -> None:
+    from gpucalc.formulas import optimizers as opt
+
+    weights = [nn.Parameter(torch.randn(96, 40)), nn.Parameter(torch.randn(64))]
+    optimizer = torch.optim.Adafactor(weights)
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    kept = sum(
+        value.nbytes for state in optimizer.state.values() for name, value in state.items() if name != "step"
+    )
+    assert kept == opt.adafactor_state_bytes(
+        sides=96 + 40, other_params=64, element_bytes=4, shard=1, zero_stage=0
+    )

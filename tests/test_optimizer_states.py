@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpucalc.builders.build import build_graph
+from gpucalc.catalog import open_catalog
 from gpucalc.formulas import optimizers as opt
 from gpucalc.line import Line
 from gpucalc.plan.memory import memory_peak
@@ -39,6 +40,29 @@ def phases(gpus: int = 1, **run: Any) -> dict[str, Line]:
 def test_muon() -> None:
     assert opt.muon_second_moment_bytes(other_params=1000, element_bytes=4, shard=4, zero_stage=0) == 4000
     assert opt.muon_second_moment_bytes(other_params=1000, element_bytes=4, shard=4, zero_stage=1) == 1000
+
+
+def test_adafactor() -> None:
+    # a matrix of 96 x 40 and a vector of 64: 136 means and 64
+    assert (
+        opt.adafactor_state_bytes(sides=136, other_params=64, element_bytes=4, shard=1, zero_stage=0) == 800
+    )
+    assert (
+        opt.adafactor_state_bytes(sides=136, other_params=64, element_bytes=4, shard=4, zero_stage=3) == 200
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "soap", "shampoo"),
+    [(96, 40, 117_248, 101_888), (160, 96, 401_408, 339_968)],
+)
+def test_states_of_optimizers_that_were_run(rows: int, columns: int, soap: int, shampoo: int) -> None:
+    """pytorch_optimizer 4.1.0 on CPU, two steps, bytes of a matrix's states; its Shampoo has one moment."""
+    moment = 4 * rows * columns
+    squares = opt.soap_preconditioner_elements(rows=rows, columns=columns, limit=10_000)
+    assert 2 * moment + opt.preconditioner_bytes(elements=squares, shard=1, zero_stage=0) == soap
+    whole = opt.shampoo_preconditioner_elements(rows=rows, columns=columns, block=1024)
+    assert moment + opt.preconditioner_bytes(elements=whole, shard=1, zero_stage=0) == shampoo
 
 
 def test_soap() -> None:
@@ -79,6 +103,22 @@ def test_muon_in_a_plan() -> None:
     assert states.value == 4 * (MATRICES + 2 * REST)
     adamw = phases(optimizer="adamw")["step"].child("optimizer_states")
     assert adamw.value - states.value == 4 * MATRICES
+
+
+def test_adafactor_in_a_plan() -> None:
+    states = phases(optimizer="adafactor")["step"].child("optimizer_states")
+    sides = LAYERS * (4 * 2 * HIDDEN + 3 * (HIDDEN + FFN)) + 2 * (HIDDEN + VOCAB)
+    norms = (2 * LAYERS + 1) * HIDDEN
+    assert states.value == 4 * (sides + norms)
+
+
+@pytest.mark.parametrize("name", ["adafactor", "muon", "soap", "shampoo"])
+def test_networks_known_by_their_totals_have_states_too(name: str) -> None:
+    graph = build_graph(open_catalog().model("resnet-50"))
+    settled, _ = settle(TrainRun.read({"framework": "ddp", "optimizer": name, "micro_batch": 8}))
+    layout, _ = resolve_layout(settled, graph, gpus=1)
+    tree = memory_peak(graph, layout, resolve_recipe(settled, graph), hopper_or_later=True).tree
+    assert tree.children[0].child("step").child("allocated").child("optimizer_states").value > 0
 
 
 def test_soap_in_a_plan() -> None:

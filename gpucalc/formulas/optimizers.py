@@ -9,10 +9,17 @@ from gpucalc.formula import formula
 from gpucalc.num import Num, ceil_div, minimum, where
 
 MUON = "Muon keeps a momentum for matrices and leaves the rest to AdamW: torch.optim.Muon of 2.13, run on CPU"
-SOAP = "nikhilvyas/SOAP@a1e5535:soap.py, lines 133 to 147 and 215 to 236: GG and Q, fp32, read"
+SOAP = (
+    "nikhilvyas/SOAP@a1e5535:soap.py, lines 133 to 147 and 215 to 236: GG and Q, fp32; the SOAP of"
+    " pytorch_optimizer 4.1.0 run on CPU, to the byte"
+)
 SHAMPOO = (
     "facebookresearch/optimizers@4b06b239:distributed_shampoo/preconditioner/shampoo_preconditioner_list.py,"
-    " factor_matrices and inv_factor_matrices of every block, read"
+    " factor_matrices and inv_factor_matrices of every block, read; the Shampoo of pytorch_optimizer 4.1.0,"
+    " which takes sides whole, run on CPU, to the byte"
+)
+ADAFACTOR = (
+    "torch.optim.Adafactor of 2.13 run on CPU, to the byte; transformers' without a first moment alike"
 )
 DORA = "DoRA layers of peft 0.21.2 (tuners/lora/dora.py), saved and live tensors on CPU, to the byte"
 
@@ -21,6 +28,17 @@ DORA = "DoRA layers of peft 0.21.2 (tuners/lora/dora.py), saved and live tensors
 def muon_second_moment_bytes(*, other_params: Num, element_bytes: Num, shard: Num, zero_stage: Num) -> Num:
     """AdamW's second moment of what Muon does not step: tables, norms and biases."""
     return other_params * element_bytes / where(zero_stage >= 1, shard, 1)
+
+
+@formula(unit="bytes", source=ADAFACTOR)
+def adafactor_state_bytes(
+    *, sides: Num, other_params: Num, element_bytes: Num, shard: Num, zero_stage: Num
+) -> Num:
+    """The factored second moment: a mean for every row and column of a matrix, and one for all the rest.
+
+    sides: rows and columns of every matrix, summed.
+    """
+    return (sides + other_params) * element_bytes / where(zero_stage >= 1, shard, 1)
 
 
 @formula(unit="count", source=SOAP)

@@ -1,4 +1,4 @@
-"""Optimizer states that depend on the shapes of a rank's weights: Muon, SOAP, Shampoo."""
+"""Optimizer states that depend on the shapes of a rank's weights: Adafactor, Muon, SOAP, Shampoo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpucalc.plan import allowances
 from gpucalc.plan.rank import Rank
 from gpucalc.plan.stages import block_linears
 
-SHAPED = ("muon", "soap", "shampoo")
+SHAPED = ("adafactor", "muon", "soap", "shampoo")
 
 
 def shaped_states(rank: Rank) -> tuple[Line, ...]:
@@ -36,6 +36,18 @@ def shaped_states(rank: Rank) -> tuple[Line, ...]:
             ),
         )
     weights = [*_matrices(rank), *_tables(rank)]
+    if name == "adafactor":
+        within = sum(count * rows * columns for rows, columns, count in weights)
+        return (
+            compute(
+                "second_moment",
+                opt.adafactor_state_bytes,
+                sides=sum(count * (rows + columns) for rows, columns, count in weights),
+                other_params=maximum(rank.trained_params() - within, 0),
+                element_bytes=rank.recipe.state_bytes,
+                **shards,
+            ),
+        )
     limit, block = allowances.SOAP_LARGEST_SIDE.value, allowances.SHAMPOO_BLOCK.value
     if name == "soap":
         elements = sum(
@@ -83,7 +95,7 @@ def _held(rank: Rank, linear: Linear) -> tuple[float, float, float]:
 
 def _tables(rank: Rank) -> list[tuple[float, float, float]]:
     """The embedding and the output matrix, where they are trained."""
-    if rank.recipe.adapters is not None:
+    if rank.recipe.adapters is not None or not rank.graph.stacks:
         return []
     hidden = rank.graph.trunk.hidden
     held = (rank.stage.embedding.sharded, rank.stage.head.sharded)

@@ -30,7 +30,7 @@ OPTIMIZER_STATES = {
     "lamb": 2,
     "sgd": 0,
     "sgd-momentum": 1,
-    "adafactor": 0,
+    "adafactor": 0,  # and means of rows and columns, by shape
     "lion": 1,
     "muon": 1,  # and a second moment of what is no matrix, by shape
     "soap": 2,  # and preconditioners, by shape
