@@ -42,6 +42,13 @@ class Size:
         """Whether the layout is legal here and may fit."""
         return self.plan is not None and self.plan.verdict.level is not Level.DOES_NOT_FIT
 
+    @property
+    def goodput(self) -> float | None:
+        """Share of wall time left by failures, None of a fleet too small to speak of them."""
+        if self.plan is None or self.plan.reliability is None:
+            return None
+        return float(self.plan.reliability.child("goodput").value)
+
     def document(self) -> dict[str, Any]:
         """The same for a JSON document."""
         out: dict[str, Any] = {"gpus": self.gpus, "level": None, "why_not": list(self.why_not)}
@@ -61,6 +68,10 @@ class Size:
             "tokens_per_s_per_gpu": float(_per_gpu(plan).value),
             "mfu_fraction": float(plan.throughput.child("mfu").value),
             "efficiency_fraction": float(self.efficiency.value),
+            "goodput_fraction": self.goodput,
+            "time_between_interruptions_s": None
+            if plan.reliability is None
+            else float(plan.reliability.child("time_between_interruptions").value),
             "usd_per_million_tokens": None if price is None else float(price.value),
         }
 

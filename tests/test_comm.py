@@ -152,3 +152,22 @@ def test_rings_and_trees_by_hand() -> None:
     ring = f.ring_latency_s(alpha0_s=6.0, link_step_s=1.5, network_step_s=14.0, ranks=32, nodes=4)
     assert ring == 107
     assert f.tree_bus_bytes_per_s(ring_bus_bytes_per_s=400e9) == pytest.approx(368e9)
+
+
+def test_what_leaves_a_pod_by_hand() -> None:
+    # A pod of 3,072 GPUs and groups of 384 ranks in it: 384 / 7 = 54.9 of the eight rings at full rate, all
+    # of them; groups with 2 ranks in it: 1,536 of them cross, 3,072 / 7 = 439 links: 2 / 7 of the rate.
+    shared = f.pod_crossing_share
+    assert shared(ranks=768, ranks_per_pod=384, oversubscription=7) == 1
+    assert shared(ranks=768, ranks_per_pod=2, oversubscription=7) == pytest.approx(2 / 7)
+    assert shared(ranks=2, ranks_per_pod=2, oversubscription=7) == 1  # none leaves it
+    assert f.crossing_bus_bytes_per_s(bus_bytes_per_s=350e9, share=2 / 7) == pytest.approx(100e9)
+    # An exchange among 16 nodes, 4 of them in each pod: 12 of the 15 others are away, at a quarter.
+    card = f.crossing_nic_bytes_per_s(nic_bytes_per_s=50e9, nodes=16, nodes_per_pod=4, oversubscription=4)
+    assert card == pytest.approx(50e9 / (12 / 15 * 4))
+    card = f.crossing_nic_bytes_per_s(nic_bytes_per_s=50e9, nodes=4, nodes_per_pod=4, oversubscription=4)
+    assert card == 50e9
+    # Stages of 512 GPUs in pods of 2,048: one in four sends across 2,048 / 4 links. Of 2,048: a quarter.
+    link = f.crossing_link_bytes_per_s
+    assert link(link_bytes_per_s=50e9, stage_ranks=512, pod_gpus=2048, oversubscription=4) == 50e9
+    assert link(link_bytes_per_s=50e9, stage_ranks=4096, pod_gpus=2048, oversubscription=4) == 12.5e9

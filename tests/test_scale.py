@@ -45,6 +45,63 @@ def test_efficiency_starts_at_one_and_falls_over_the_network() -> None:
     assert found.strong is None  # the default run states no global batch
 
 
+@pytest.mark.parametrize(
+    ("name", "gpus", "sets", "sizes"),
+    [
+        ("llama-3-70b", None, (), (64, 512, 4096, 16_384, 98_304)),
+        (
+            "llama-3-70b",
+            None,
+            ("network.oversubscription=7", "network.pod_gpus=3072"),
+            (64, 4096, 16_384, 98_304),
+        ),
+        # A rack is one NVLink domain: ten of them go over the network for the first time.
+        (
+            "models/llama-3.1-405b",
+            "72xGB200",
+            ("run.framework=megatron", "run.tp=8", "run.pp=9", "run.grad_accum=32", "run.micro_batch=1"),
+            (72, 720, 7200, 36_000, 100_080),
+        ),
+    ],
+    ids=["fat tree", "oversubscribed", "NVL72"],
+)
+def test_efficiency_and_goodput_fall_up_to_100_000_gpus(
+    name: str, gpus: str | None, sets: tuple[str, ...], sizes: tuple[int, ...]
+) -> None:
+    found = scale(job_of(name, *sets, gpus=gpus), CATALOG, sizes)
+    shares = [size.efficiency.value for size in found.weak if size.efficiency]
+    assert len(shares) == len(sizes)
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] > 0.8
+    kept = [size.goodput for size in found.weak if size.goodput is not None]
+    assert kept == sorted(kept, reverse=True)
+    assert 0.4 < kept[-1] < 0.9  # an interruption every half hour
+    assert all(size.plan is not None and size.plan.binds == "compute" for size in found.weak)
+
+
+def test_oversubscription_costs_only_what_leaves_a_pod() -> None:
+    plain, narrow = (
+        scale(job_of("llama-3-70b", *sets), CATALOG, (2048, 16_384))
+        for sets in ((), ("network.oversubscription=64", "network.pod_gpus=2048"))
+    )
+    inside, across = (
+        [size.plan.time.value for size in found.weak if size.plan and size.plan.time]
+        for found in (plain, narrow)
+    )
+    assert inside[0] == across[0]
+    assert across[1] > inside[1]
+
+
+def test_what_nobody_said_of_a_large_network_is_listed() -> None:
+    found = scale(job_of("llama-3-70b"), CATALOG, (64, 4096))
+    keys = [{item.key for item in size.plan.assumptions} for size in found.weak if size.plan]
+    assert "network.oversubscription" not in keys[0]
+    assert "network.oversubscription" in keys[1]
+    stated = scale(job_of("llama-3-70b", "network.oversubscription=3"), CATALOG, (4096,)).weak[0]
+    assert stated.plan is not None
+    assert {item.key for item in stated.plan.assumptions} & {"network.pod_gpus"}
+
+
 def test_sizes_that_do_not_run_say_why() -> None:
     found = scale(job_of("llama-3-70b"), CATALOG, (8, 64, 1024))
     assert found.weak[0].why_not == ("not a multiple of tp 4 x pp 8 = 32",)

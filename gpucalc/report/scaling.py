@@ -22,6 +22,9 @@ def report(found: Scaling) -> RenderableType:
     if found.strong is not None:
         parts += [Text(), heading("The global batch stays (strong scaling)"), *_sizes(found.strong)]
     parts += [Text(), Text("efficiency: rate per GPU against the smallest size that runs", QUIET)]
+    if any(size.goodput is not None for size in (*found.weak, *(found.strong or ()))):
+        words = "goodput: share of wall time that failures and checkpoints leave, by the job's reliability: keys"
+        parts.append(Text(words, QUIET))
     return Group(*parts)
 
 
@@ -29,8 +32,11 @@ def _sizes(sizes: Sequence[Size]) -> Iterator[RenderableType]:
     """The sizes that run as a table, and why the others do not."""
     ran = [size.plan for size in sizes if size.runs and size.plan is not None]
     unit = "samples" if any(_rate(plan, "tokens_per_s") == _rate(plan) for plan in ran) else "tokens"
-    names = ("GPUs", "batch", "step", f"{unit}/s", "per GPU", "efficiency", f"$/M {unit}", "bound by")
-    table = columns(*names, right=range(7), whole=range(8))
+    failing = any(size.goodput is not None for size in sizes)
+    names = ["GPUs", "batch", "step", f"{unit}/s", "per GPU", "efficiency", f"$/M {unit}", "bound by"]
+    if failing:  # one column more: the others' names are cut to keep eighty columns
+        names[5:] = ["eff.", "goodput", "$/M", "bound by"]
+    table = columns(*names, right=range(len(names) - 1), whole=range(len(names)), gap=1 if failing else 2)
     reasons: dict[str, list[str]] = {}
     for size in sizes:
         plan = size.plan
@@ -41,6 +47,7 @@ def _sizes(sizes: Sequence[Size]) -> Iterator[RenderableType]:
             reasons.setdefault(largest, []).append(whole(size.gpus))
         else:
             price = rental_price(plan)
+            lost = [percent(size.goodput, 1) if size.goodput is not None else ""] if failing else []
             table.add_row(
                 whole(size.gpus),
                 whole(plan.layout.global_batch),
@@ -48,6 +55,7 @@ def _sizes(sizes: Sequence[Size]) -> Iterator[RenderableType]:
                 whole(_rate(plan, "tokens_per_s")),
                 whole(_rate(plan, "tokens_per_s_per_gpu")),
                 percent(size.efficiency.value, 1),
+                *lost,
                 "" if price is None else f"{price.value:.3g}",
                 clean(plan.binds),
             )
