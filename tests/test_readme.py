@@ -157,3 +157,7 @@ def test_the_comparison_has_todays_estimates(committed: Callable[[str, str], Non
     measured = r"\| measured \| 18.13 \| 13.75 \|\n"
     row = comparison_row() + "\n"
     committed("README.md", rewritten(measured, lambda _: row, end=r"\| Calculon").rstrip("\n"))
+
+
+def test_the_pipeline_follows_the_page() -> None:
+    assert "python tests/newcomer.py README.md" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
