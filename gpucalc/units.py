@@ -22,7 +22,10 @@ _SCALE = {
     "gib": GIB,
     "tib": TIB,
 }
-_QUANTITY = re.compile(r"^\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]+)\s*$", re.IGNORECASE)
+# Thousands may be set apart as `gib` prints them; a comma elsewhere is no decimal point.
+_QUANTITY = re.compile(
+    r"^\s*([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]+)\s*$", re.IGNORECASE
+)
 
 # Multipliers from a catalogue unit to the unit used inside. A figure in another unit is refused.
 CATALOGUE_UNITS: dict[str, tuple[str, float]] = {
@@ -57,7 +60,7 @@ def parse_bytes(text: str) -> float:
     match = _QUANTITY.match(text)
     if not match or match[2].lower() not in _SCALE:
         raise ValueError(f"not a size: {text!r}; write a number and one of B KB MB GB TB KiB MiB GiB TiB")
-    return float(match[1]) * _SCALE[match[2].lower()]
+    return float(match[1].replace(",", "")) * _SCALE[match[2].lower()]
 
 
 def gib(value: float, digits: int = 2) -> str:

@@ -674,7 +674,8 @@ def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
         else:
             choose("zero_stage", *_DEFAULT_STAGE[run.framework])
     stage = chosen.get("zero_stage", run.zero_stage)
-    if run.reshard_after_forward is None and stage != "auto":
+    shards = run.framework in _TRAIN_KEYS["reshard_after_forward"]
+    if shards and run.reshard_after_forward is None and stage in (2, 3):
         chosen["reshard_after_forward"] = stage == 3
     if run.year is None:
         choose("year", THIS_YEAR, "today's releases; older ones hold more memory and run slower")
