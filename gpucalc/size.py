@@ -7,6 +7,7 @@ not divide, a batch too small), the larger fleet leaves some idle: more never tu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from gpucalc.catalog import Catalog
 from gpucalc.errors import GpucalcError, Infeasible, InputError
 from gpucalc.formulas import cost as money
 from gpucalc.jobs import ResolvedJob
+from gpucalc.line import Line
 from gpucalc.plan.answer import Level, Plan
 from gpucalc.plan.evaluate import ErrorTable, Subject
 from gpucalc.plan.serve_resolve import BY_LAYERS
@@ -28,7 +30,7 @@ from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import ServeRun, TrainRun
 
 WORTH = 1.1  # twice the GPUs bring so much more, or a deployment has enough of them
-BEATEN = "cannot be the cheapest, the fastest or the smallest"
+BEATEN = "cannot be the cheapest, the fastest, the smallest or the one of least energy"
 PRICE_SPREAD = 0.2  # list prices of one card differ by this and more between providers
 LEAST_WEIGHT_BYTES = 0.25  # per parameter: no served format is below two bits
 _ORDER = {Level.FITS: 2, Level.MARGINAL: 1, Level.DOES_NOT_FIT: 0}
@@ -47,6 +49,7 @@ class Offer:
     missed_far: tuple[str, ...]  # with everything slower by the expected error
     missed_near: tuple[str, ...]  # with everything faster by it
     usd_per_gpu_hour: float | None  # None: no price is known
+    cluster: Cluster  # the GPUs in use
 
     @property
     def fleet(self) -> str:
@@ -86,6 +89,29 @@ class Offer:
             return None
         hours = money.gpu_hours(gpus=self.gpus, training_s=wall)
         return float(money.rental_usd(gpu_hours=hours, usd_per_gpu_hour=self.usd_per_gpu_hour * dearer))
+
+    @property
+    def kwh_per_million(self) -> float | None:
+        """Energy from the grid for a million tokens, None where power or speed is not known."""
+        energy = _cost_line(self.plan, "energy")
+        if energy is None or not self.rate:
+            return None
+        power, pue = (float(energy.inputs[name].value) for name in ("power_w", "pue"))
+        return float(money.energy_kwh(power_w=power, training_s=1e6 / self.rate, pue=pue))
+
+    @property
+    def total_kwh(self) -> float | None:
+        """Energy from the grid for the token budget, interruptions in it; None without one."""
+        return self._of_budget("energy")
+
+    @property
+    def total_carbon_kg(self) -> float | None:
+        """Carbon dioxide of that energy."""
+        return self._of_budget("carbon")
+
+    def _of_budget(self, name: str) -> float | None:
+        line = _cost_line(self.plan, name) if self.targets.tokens is not None else None
+        return None if line is None else float(line.value)
 
     def too_dear(self, slower: float = 1.0, dearer: float = 1.0) -> bool:
         """Whether it costs more than allowed, or nobody knows what it costs."""
@@ -148,6 +174,12 @@ class Sizing:
         return self._best(self.meeting, lambda offer: (offer.gpus, *_price(offer)))
 
     @property
+    def leanest(self) -> Offer | None:
+        """The least energy a token; None when none that meets them has a known power."""
+        known = [offer for offer in self.meeting if offer.kwh_per_million is not None]
+        return self._best(known, lambda offer: (offer.kwh_per_million, offer.gpus))
+
+    @property
     def cheapest_that_holds(self) -> Offer | None:
         """The cheapest at the far end of the error: what to take to be sure."""
         priced = [offer for offer in self.meeting if offer.holds and offer.usd_per_gpu_hour is not None]
@@ -172,6 +204,28 @@ class Sizing:
         return min(offers, key=lambda offer: (offer.level is not Level.FITS, *key(offer)), default=None)
 
 
+def _cost_line(plan: Plan, name: str) -> Line | None:
+    """A part of a plan's cost, None where the plan has none."""
+    return next((line for line in plan.cost.children if line.name == name), None) if plan.cost else None
+
+
+def _joules_per_token(cluster: Cluster, rate: float | None) -> float | None:
+    """Energy of a token at the GPUs' limits, which comparisons of one job's fleets need no more of."""
+    limits = [pool.gpu.tdp for pool in cluster.pools]
+    if not rate or any(limit is None for limit in limits):
+        return None
+    watts = sum(pool.count * limit.si for pool, limit in zip(cluster.pools, limits, strict=True) if limit)
+    return watts / rate
+
+
+ORDERS: dict[str, Callable[[Offer], tuple[Any, ...]]] = {
+    "price": lambda offer: _price(offer),
+    "speed": lambda offer: (-(offer.rate or 0.0), offer.gpus),
+    "gpus": lambda offer: (offer.gpus, *_price(offer)),
+    "energy": lambda offer: (offer.kwh_per_million is None, offer.kwh_per_million or 0.0, offer.gpus),
+}
+
+
 def _price(offer: Offer) -> tuple[bool, float, int]:
     """Order by money: of the token budget where there is one, else per hour; no price comes last."""
     cost = offer.usd_per_hour if offer.targets.tokens is None else offer.total_usd()
@@ -194,6 +248,10 @@ def size(
     errors = error_table(catalog)
     offers: list[Offer] = []
     skipped: list[tuple[str, str]] = []
+    network = job.job.network
+    if network is not None:  # unlike cards are not sized
+        network = network.model_copy(update={"one_host": False})
+    rent = job.job.costs.usd_per_gpu_hour if job.job.costs is not None else None
     looked, all_fleets = 0, sum(len(kind.counts) for kind in kinds)
     # The quickest cards first: what they reach lets most fleets of slower ones go unplanned.
     for kind in sorted(kinds, key=lambda kind: -_peak(kind.gpu)):
@@ -204,14 +262,14 @@ def size(
             reason: str | None
             found: Offer | None = None
             try:
-                cluster = kind.cluster(catalog, count)
-                reason = _hopeless(job.run, subject, cluster, targets) or _beaten(
-                    job.run, subject, cluster, targets, best, offers
-                )
+                cluster = kind.cluster(catalog, count, network)
+                reason = _hopeless(
+                    job.run, subject, cluster, targets, _hourly(kind, cluster, rent)
+                ) or _beaten(job.run, subject, cluster, targets, best, offers, _hourly(kind, cluster, rent))
                 if reason is not None:
                     skipped.append((_where(kind, count), reason))
                     continue
-                found = _planned(job, catalog, subject, cluster, kind, targets, errors)
+                found = _planned(job, catalog, subject, cluster, kind, targets, errors, rent)
             except GpucalcError as error:
                 reason = str(error)
             if best is not None and (found is None or found.works < best.works):
@@ -235,8 +293,11 @@ def _where(kind: Kind, count: int) -> str:
     return kind.fleet(count) if kind.system is None else f"{kind.fleet(count)} in {kind.system}"
 
 
-def _hourly(cluster: Cluster) -> float | None:
+def _hourly(kind: Kind, cluster: Cluster, rent: float | None) -> float | None:
+    """Rent of a GPU: the fleet file's, else the job's own for any, else the published one."""
     price = cluster.price_per_gpu_hour
+    if rent is not None and kind.usd_per_gpu_hour is None:
+        return rent
     return None if price is None else float(price.value)
 
 
@@ -248,6 +309,7 @@ def _planned(
     kind: Kind,
     targets: Targets,
     errors: ErrorTable,
+    rent: float | None,
 ) -> Offer:
     """The fleet under the first way of running that surely fits, else the best. Raises Infeasible."""
     best: Plan | None = None
@@ -286,7 +348,8 @@ def _planned(
         missed=misses(best, job.run, targets),
         missed_far=misses(best, job.run, targets, 1 + spread),
         missed_near=misses(best, job.run, targets, max(0.1, 1 - spread)),
-        usd_per_gpu_hour=_hourly(cluster),
+        cluster=cluster,
+        usd_per_gpu_hour=_hourly(kind, cluster, rent),
     )
 
 
@@ -323,14 +386,19 @@ def _ways(job: ResolvedJob) -> Iterator[TrainRun | ServeRun]:
     yield from open_runs(run)
 
 
-def _hopeless(run: TrainRun | ServeRun, subject: Subject, cluster: Cluster, targets: Targets) -> str | None:
+def _hopeless(
+    run: TrainRun | ServeRun,
+    subject: Subject,
+    cluster: Cluster,
+    targets: Targets,
+    hourly: float | None,
+) -> str | None:
     """Why no layout can do, by bounds no plan goes below; None where one may. Spares most of the plans.
 
     Memory: the fewest bytes a parameter takes, over all GPUs together. Speed: every GPU
     at its dense rate, two FLOPs a weight forward and four backward. Money is not a bound
     here but exact: the price of an hour is known before planning.
     """
-    hourly = _hourly(cluster)
     limit = targets.usd_per_hour
     if limit is not None and (hourly is None or hourly * cluster.count > limit):
         return "no price is known" if hourly is None else f"${hourly * cluster.count:,.2f} an hour"
@@ -379,9 +447,11 @@ def _beaten(
     targets: Targets,
     smaller: Offer | None,
     offers: Sequence[Offer],
+    hourly: float | None,
 ) -> str | None:
     """Why a training fleet need not be planned: fewer of its kind do, and at its peak it would be neither
-    the fastest nor, prices a fifth off, the cheapest. Leaves the answers as they are.
+    the fastest nor the one of least energy nor, prices a fifth off, the cheapest. Leaves the answers as
+    they are.
     """
     most = _most_per_s(run, subject, cluster)
     if not isinstance(run, TrainRun) or most is None or smaller is None:
@@ -391,7 +461,10 @@ def _beaten(
     holding = [offer for offer in offers if offer.meets and offer.holds]
     if most > max(offer.rate or 0.0 for offer in holding):
         return None
-    hourly = _hourly(cluster)
+    drawn = _joules_per_token(cluster, most)
+    spent = [joules for offer in holding if (joules := _joules_per_token(offer.cluster, offer.rate))]
+    if drawn is not None and drawn < min(spent, default=math.inf):
+        return None
     if hourly is None or targets.tokens is None:
         return BEATEN
     least = hourly * cluster.count * targets.tokens / most / HOUR_S

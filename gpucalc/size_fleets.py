@@ -16,6 +16,7 @@ from gpucalc.errors import InputError, UnknownName
 from gpucalc.line import Kind as LineKind
 from gpucalc.line import Line
 from gpucalc.spec.available import Available
+from gpucalc.spec.costs import NetworkKeys
 from gpucalc.spec.fleet import MAX_GPUS, FleetPart
 from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.hardware import Cluster
@@ -54,9 +55,9 @@ class Kind:
         """The words that plan so many."""
         return f"{count}x{self.gpu.id}"
 
-    def cluster(self, catalog: Catalog, count: int) -> Cluster:
-        """The machine so many are."""
-        found = catalog.cluster([FleetPart(None, count, self.gpu.id)], self.system)
+    def cluster(self, catalog: Catalog, count: int, network: NetworkKeys | None = None) -> Cluster:
+        """The machine so many are, in the job's network."""
+        found = catalog.cluster([FleetPart(None, count, self.gpu.id)], self.system, network=network)
         if self.rented and (found.system is None or found.system.price is None):
             return replace(found, price_per_gpu_hour=None)
         if self.usd_per_gpu_hour is None:

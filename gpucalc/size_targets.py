@@ -128,13 +128,19 @@ def rate_of(plan: Plan) -> float:
 
 
 def wall_s(plan: Plan, tokens: int, slower: float = 1.0) -> float:
-    """Wall time of whole steps for so many tokens, each step `slower` times the estimate."""
+    """Wall time of whole steps for so many tokens, each step `slower` times the estimate.
+
+    With the time that failures and checkpoints take, where the plan of the budget says it.
+    """
     assert plan.time is not None
     assert plan.throughput is not None
     per_step = float(_value(plan.throughput.child("tokens_per_s").inputs["tokens"]))
-    return float(
-        money.training_s(tokens=tokens, tokens_per_step=per_step, step_s=float(plan.time.value) * slower)
-    )
+    step = float(plan.time.value) * slower
+    training = float(money.training_s(tokens=tokens, tokens_per_step=per_step, step_s=step))
+    if plan.reliability is None:
+        return training
+    kept = float(plan.reliability.child("goodput").value)
+    return float(money.wall_clock_s(training_s=training, goodput=kept)) if kept else math.inf
 
 
 def misses(plan: Plan, run: TrainRun | ServeRun, targets: Targets, slower: float = 1.0) -> tuple[str, ...]:

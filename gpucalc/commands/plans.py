@@ -23,7 +23,7 @@ from gpucalc.commands.base import (
     names_of,
     planned,
 )
-from gpucalc.errors import ExitCode
+from gpucalc.errors import ExitCode, UnknownName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -253,20 +253,25 @@ def size_command(
     as_json: Json = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 when no fleet meets it.")] = False,
     every: Annotated[bool, typer.Option("--all", help="List every fleet that was planned.")] = False,
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="KEY", help="Order of the list: price, speed, gpus or energy.")
+    ] = "price",
 ) -> None:
     """Find the fleets that meet JOB's targets.
 
-    The cheapest, the fastest and the smallest; JOB's own GPUs do not count.
+    The cheapest, the fastest, the smallest and the one of least energy; JOB's own GPUs do not count.
     """
     from gpucalc.catalog import open_catalog
     from gpucalc.commands.progress import shown
     from gpucalc.jobs import resolve
     from gpucalc.planner import provenance
     from gpucalc.report import size as report
-    from gpucalc.size import size
+    from gpucalc.size import ORDERS, size
     from gpucalc.size_fleets import kinds
     from gpucalc.size_targets import parse_targets
 
+    if sort not in ORDERS:
+        raise UnknownName("unknown order", where="--sort", given=sort, legal=tuple(ORDERS))
     known = open_catalog(catalog)
     resolved = resolve(job, known, model=model, task=task, sets=sets or (), need_gpus=False)
     targets = parse_targets(
@@ -293,7 +298,7 @@ def size_command(
     if as_json:
         emit_json({**report.document(found), "provenance": provenance(resolved, known)})
     else:
-        draw(report.report(found, every=every))
+        draw(report.report(found, every=every, order=sort))
     if strict and not found.meeting:
         raise typer.Exit(ExitCode.NO)
 

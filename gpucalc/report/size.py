@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gpucalc.plan.answer import Level, Plan
 from gpucalc.report.screen import QUIET, clean, columns, grid, heading, indent, whole
-from gpucalc.size import PRICE_SPREAD, Offer, Sizing
+from gpucalc.size import ORDERS, PRICE_SPREAD, Offer, Sizing
 from gpucalc.units import percent, seconds
 
 MOST_ROWS = 16
@@ -19,17 +19,17 @@ NO_PRICE = "no price"
 _VERDICTS = {Level.FITS: "fits", Level.MARGINAL: "marginal", Level.DOES_NOT_FIT: "does not fit"}
 
 
-def report(found: Sizing, *, every: bool = False) -> RenderableType:
-    """The answer first, then the fleets behind it."""
+def report(found: Sizing, *, every: bool = False, order: str = "price") -> RenderableType:
+    """The answer first, then the fleets behind it, in the order of one of size.ORDERS."""
     parts: list[RenderableType] = [heading(f"{found.name}: which GPUs to take"), Text(_asked(found), QUIET)]
     if not found.meeting:
         parts += [Text(), Text("No fleet looked at meets this."), *_why_none(found)]
     else:
         parts += [Text(), indent(_picks(found)), *_sure(found)]
-    shown = _shown(found, every)
+    shown = _shown(found, every, order)
     if shown:
         title = "Fleets planned" if every else "Fleets that meet it" if found.meeting else "Nearest fleets"
-        parts += [Text(), heading(title), indent(_table(shown))]
+        parts += [Text(), heading(title), indent(_table(shown, order))]
         left = len(found.offers) - len(shown)
         if left:
             parts.append(indent(Text(f"--all lists {left} more", QUIET)))
@@ -57,13 +57,20 @@ def _asked(found: Sizing) -> str:
 
 def _picks(found: Sizing) -> RenderableType:
     table = grid("left", "left")
+    told: dict[int, str] = {}
     for name, offer in (
         ("cheapest", found.cheapest),
         ("fastest", found.fastest),
         ("smallest", found.smallest),
+        ("least energy", found.leanest),
     ):
         if offer is None:
-            table.add_row(name, "no fleet that meets it has a price")
+            lacking = {"fastest": "speed", "least energy": "power"}.get(name, "price")
+            table.add_row(name, f"of no fleet that meets it a {lacking} is known")
+            continue
+        before = told.setdefault(id(offer), name)
+        if before != name:
+            table.add_row(Text(name), Text(f"the same as the {before}: {_place(offer)}", style="bold"))
             continue
         table.add_row(Text(name), Text(_place(offer), style="bold"))
         for line in _facts(offer):
@@ -78,6 +85,8 @@ def _facts(offer: Offer) -> Iterator[str]:
     yield f"{_VERDICTS[offer.level]}, {spare} of a GPU to spare; bound by {clean(plan.binds)}"
     yield _layout(plan)
     yield f"{_speed(offer)}; {_money(offer)}"
+    if (energy := _energy(offer)) is not None:
+        yield energy
     yield _holds(offer)
 
 
@@ -116,6 +125,26 @@ def _money(offer: Offer) -> str:
     )
 
 
+def _energy(offer: Offer) -> str | None:
+    if offer.kwh_per_million is None:
+        return None
+    unit = _unit(offer).removesuffix("/s")
+    said = f"{offer.kwh_per_million:.3g} kWh per million {unit}"
+    if offer.total_kwh is not None:
+        said += f", {_kwh(offer.total_kwh)} in all"
+    if offer.total_carbon_kg is not None:
+        said += f": {_tonnes(offer.total_carbon_kg)} of CO2"
+    return said
+
+
+def _kwh(value: float) -> str:
+    return f"{value / 1000:,.4g} MWh" if value >= 1000 else f"{value:,.3g} kWh"
+
+
+def _tonnes(kilograms: float) -> str:
+    return f"{kilograms / 1000:,.4g} t" if kilograms >= 1000 else f"{kilograms:,.3g} kg"
+
+
 def _holds(offer: Offer) -> str:
     if offer.holds:
         said = "holds at the far end of the expected error"
@@ -140,13 +169,13 @@ def _sure(found: Sizing) -> Iterator[RenderableType]:
         yield indent(Text(f"as cheap should prices differ by 20 %: {names}"))
 
 
-def _shown(found: Sizing, every: bool) -> Sequence[Offer]:
+def _shown(found: Sizing, every: bool, order: str = "price") -> Sequence[Offer]:
+    key = ORDERS[order]
     if every:
-        return found.offers
+        return sorted(found.offers, key=key)
     if found.meeting:
-        order = {id(offer): index for index, offer in enumerate(found.offers)}
-        rows = sorted(found.meeting, key=lambda offer: (not offer.holds, order[id(offer)]))[:MOST_ROWS]
-        picks = [o for o in (found.cheapest, found.fastest, found.smallest) if o is not None]
+        rows = sorted(found.meeting, key=lambda offer: (not offer.holds, *key(offer)))[:MOST_ROWS]
+        picks = [o for o in (found.cheapest, found.fastest, found.smallest, found.leanest) if o is not None]
         rows += [offer for offer in picks if all(offer is not row for row in rows)]
         return rows
     # Nothing does: what fits and comes nearest in speed.
@@ -154,11 +183,13 @@ def _shown(found: Sizing, every: bool) -> Sequence[Offer]:
     return near[:MOST_ROWS]
 
 
-def _table(offers: Sequence[Offer]) -> RenderableType:
+def _table(offers: Sequence[Offer], order: str) -> RenderableType:
     total = any(offer.wall_s() is not None for offer in offers)
     units = {_unit(offer) for offer in offers if offer.rate is not None}
     names = ["fleet", "fits", "spare", " ".join(units) or "tokens/s", "±"]
     names += ["time", "$/h", "$ in all", "meets"] if total else ["$/h", "meets"]
+    if order == "energy":
+        names.insert(-1, "kWh/M")
     right = range(2, len(names) - 1)
     table = columns(*names, right=right, whole=range(1, len(names)), gap=1 if total else 2)
     for offer in offers:
@@ -176,6 +207,8 @@ def _table(offers: Sequence[Offer]) -> RenderableType:
             row += ["" if wall is None else seconds(wall), hourly, "" if cost is None else f"{cost:,.0f}"]
         else:
             row.append(hourly)
+        if order == "energy":
+            row.append("" if offer.kwh_per_million is None else f"{offer.kwh_per_million:.3g}")
         row.append("surely" if offer.holds else "yes" if offer.meets else "no")
         table.add_row(*row)
     return table
@@ -240,6 +273,7 @@ def _dollars(value: float) -> str:
 def document(found: Sizing) -> dict[str, Any]:
     """The same for a JSON document."""
     picks = {"cheapest": found.cheapest, "fastest": found.fastest, "smallest": found.smallest}
+    picks["least_energy"] = found.leanest
     picks["cheapest_that_holds"] = found.cheapest_that_holds
     return {
         "name": found.name,
@@ -274,6 +308,9 @@ def _offer(offer: Offer) -> dict[str, Any]:
         "wall_s": offer.wall_s(),
         "usd_per_hour": offer.usd_per_hour,
         "total_usd": offer.total_usd(),
+        "kwh_per_million_tokens": offer.kwh_per_million,
+        "total_kwh": offer.total_kwh,
+        "total_carbon_kg": offer.total_carbon_kg,
         "meets": offer.meets,
         "missed": list(offer.missed),
         "far_end": {
