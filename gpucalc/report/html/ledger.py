@@ -19,7 +19,7 @@ from gpucalc.report.screen import label, quantity
 
 # How much of an explanation a page holds, from everything to the formula alone. What does not fit in a
 # page is left to `gpucalc explain`.
-DEPTHS = (64, 6, 4, 3, 2, 1, 0)
+DEPTHS = (64, 5, 3, 1, 0)
 
 
 class Ledger:

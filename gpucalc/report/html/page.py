@@ -69,7 +69,7 @@ def _document(
     body = tag(
         "body",
         tag("a", "Skip to the verdict", href="#verdict", class_="skip"),
-        tag("div", head.head(answer), nav, tag("main", sections), _foot(known), class_="gpucalc page"),
+        tag("div", head.head(answer), nav, tag("main", sections), _foot(known, ledger), class_="gpucalc page"),
     )
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     meta = join(
@@ -100,6 +100,7 @@ def _sections(
         tables.throughput(answer, ledger),
         curves.loads(answer, ledger),
         curves.scaling(answer, scaling, ledger),
+        tables.reliability(answer, ledger),
         tables.cost(answer, ledger),
         tables.actions(answer),
         machine.machine(answer, cluster, ledger),
@@ -125,10 +126,13 @@ def _bandwidth(cluster: Cluster | None) -> Line | None:
     return slowest.line("memory_bandwidth")
 
 
-def _foot(known: Mapping[str, Any]) -> Html:
+def _foot(known: Mapping[str, Any], ledger: Ledger) -> Html:
     version = known.get("gpucalc_version")
     made = f"Made by gpucalc {version}" if version else "Made by gpucalc"
-    return tag("footer", f"{made}. What has an arrow opens into its formula and source.")
+    words = f"{made}. What has an arrow opens into its formula and source."
+    if ledger.cut:
+        words += " This plan has more numbers than a page explains: gpucalc explain JOB LINE tells the rest."
+    return tag("footer", words)
 
 
 @cache

@@ -41,6 +41,14 @@ def cost(answer: Plan, ledger: Ledger) -> Html | None:
     return section("cost", "Cost", _facts(title, rows))
 
 
+def reliability(answer: Plan, ledger: Ledger) -> Html | None:
+    """What failures leave of a long run."""
+    if answer.reliability is None:
+        return None
+    rows = facts_rows(ledger, answer.reliability.children)
+    return section("reliability", "Reliability", _facts("Goodput and what it rests on", rows))
+
+
 def cache(answer: Plan, ledger: Ledger) -> Html | None:
     """What the cache of a deployment costs and holds."""
     if answer.cache is None:
