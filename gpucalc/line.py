@@ -94,12 +94,20 @@ def compute(
     The kind defaults to the most doubtful kind among the inputs that are lines.
     """
     info = formula_of(function)
-    value = function(**{key: value_of(item) for key, item in inputs.items()})
+    values = {}
+    worst = Kind.EXACT  # as worst_kind would say, in the same pass: this is called for every line there is
+    for key, item in inputs.items():
+        if isinstance(item, Line):
+            values[key] = item.value
+            if item.kind is not worst and _DOUBT[item.kind] > _DOUBT[worst]:
+                worst = item.kind
+        else:
+            values[key] = item
     return Line(
         name=name,
-        value=value,
+        value=function(**values),
         unit=info.unit,
-        kind=kind if kind is not None else worst_kind(inputs.values()),
+        kind=kind if kind is not None else worst,
         formula=info.name,
         inputs=inputs,
         children=children,
@@ -113,7 +121,7 @@ def total(
     """The sum of the parts, as a line that holds them."""
     return Line(
         name=name,
-        value=sum(part.value for part in parts),
+        value=sum([part.value for part in parts]),
         unit=unit,
         kind=kind if kind is not None else worst_kind(parts),
         children=parts,
@@ -166,5 +174,8 @@ def _size(line: Line) -> float:
 
 def worst_kind(items: Any) -> Kind:
     """The most doubtful kind among lines; exact when there are none."""
-    kinds = [item.kind for item in items if isinstance(item, Line)]
-    return max(kinds, key=_DOUBT.__getitem__, default=Kind.EXACT)
+    worst = Kind.EXACT
+    for item in items:
+        if isinstance(item, Line) and item.kind is not worst and _DOUBT[item.kind] > _DOUBT[worst]:
+            worst = item.kind
+    return worst

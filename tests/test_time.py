@@ -21,7 +21,6 @@ from gpucalc.plan.rates import sample_flops, throughput
 from gpucalc.plan.resolve import resolve_recipe, settle
 from gpucalc.plan.step_rates import TENSOR_HIDDEN
 from gpucalc.plan.time import binding, step_time
-from gpucalc.search import ROWS_AT_A_TIME, step_times
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import TrainRun
 
@@ -235,22 +234,6 @@ def test_optimizers_before_pytorch_2_loop_over_tensors() -> None:
         for year in (2022, 2023)
     }
     assert parts == {2022: ["clip", "update", "launch"], 2023: ["clip", "update"]}
-
-
-def test_columns_are_evaluated_in_pieces() -> None:
-    graph = graph_of("llama-3-8b")
-    recipe, cluster = recipe_of(graph), cluster_of(8)
-    rows = ROWS_AT_A_TIME + 3
-    micro_batches = np.arange(1.0, rows + 1)
-    found = step_times(graph, layout_of(micro_batches=micro_batches), recipe, cluster)
-    assert found.shape == (rows,)
-    for place in (0, ROWS_AT_A_TIME - 1, ROWS_AT_A_TIME, rows - 1):
-        one = layout_of(micro_batches=place + 1)
-        assert found[place] == pytest.approx(step_time(graph, one, recipe, cluster).value, rel=1e-9)
-    assert (
-        step_times(graph, layout_of(), recipe, cluster)
-        == step_time(graph, layout_of(), recipe, cluster).value
-    )
 
 
 def test_deepspeed_hooks_show_on_short_sequences() -> None:

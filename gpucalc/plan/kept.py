@@ -59,7 +59,7 @@ def _residual_wide(name: str, run: LayerRun) -> bool:
 
 def full_layer(rank: Rank, run: LayerRun) -> Line:
     """One layer's activations without recomputation."""
-    known = rank.full_layers.get(id(run))
+    known = rank.layers.get(("full", id(run.stack), id(run.block)))
     if known is None:
         per_token = layer_line(
             run.block,
@@ -67,7 +67,7 @@ def full_layer(rank: Rank, run: LayerRun) -> Line:
             seq_len=run.stack.tokens or rank.recipe.seq_len,
             memory_tokens=rank.memory_ratio(run),
         )
-        known = rank.full_layers[id(run)] = _per_layer(rank, run, per_token)
+        known = rank.layers["full", id(run.stack), id(run.block)] = _per_layer(rank, run, per_token)
     return known
 
 
@@ -87,6 +87,13 @@ def checkpoint(rank: Rank, run: LayerRun) -> Line:
 
 def kept_layer(rank: Rank, run: LayerRun) -> Line:
     """What one layer keeps from forward to backward under the recipe's recomputation."""
+    known = rank.layers.get(("kept", id(run.stack), id(run.block)))
+    if known is None:
+        known = rank.layers["kept", id(run.stack), id(run.block)] = _kept_layer(rank, run)
+    return known
+
+
+def _kept_layer(rank: Rank, run: LayerRun) -> Line:
     recipe = rank.recipe
     if recipe.recompute == "full":
         return checkpoint(rank, run)

@@ -12,6 +12,7 @@ What is alive when follows a timeline measured tensor by tensor; see the formula
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gpucalc.formulas import memory as mem
 from gpucalc.graph import Graph
@@ -20,7 +21,7 @@ from gpucalc.num import Num, is_scalar, maximum, present, where
 from gpucalc.plan import allowances, kept, model_state, transients
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.rank import Rank
-from gpucalc.plan.stages import stages
+from gpucalc.plan.stages import Stage, stages
 
 # Tensors made once and kept: the caching allocator adds little to them.
 _LASTING = frozenset(
@@ -28,6 +29,8 @@ _LASTING = frozenset(
         "weights",
         "frozen_weights",
         "reference_weights",
+        "reward_weights",
+        "averaged_weights",
         "loaded_weights",
         "flat_copy",
         "optimizer_states",
@@ -36,6 +39,10 @@ _LASTING = frozenset(
         "reduce_buckets",
     }
 )
+
+
+# What layers keep under a recipe, kept by a search between layouts that differ elsewhere alone.
+Known = dict[Any, dict[Any, Line]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +80,12 @@ def memory_peak(
     *,
     hopper_or_later: bool,
     nvlink: bool = True,
-    only: tuple[int, ...] | None = None,
 ) -> MemoryPeak:
-    """The memory tree of a run and its peak. `only`: stages worth looking at, all by default.
+    """The memory tree of a run and its peak.
 
     nvlink: GPUs reach each other over NVLink, for which NCCL opens many channels; false: over PCIe.
     """
-    tree = memory_tree(graph, layout, recipe, hopper_or_later=hopper_or_later, nvlink=nvlink, only=only)
+    tree = memory_tree(graph, layout, recipe, hopper_or_later=hopper_or_later, nvlink=nvlink)
     lines = tree.children
     worst = max(lines, key=lambda line: line.value)
     phase = max(worst.children, key=lambda line: line.value)
@@ -93,24 +99,39 @@ def memory_tree(
     *,
     hopper_or_later: bool,
     nvlink: bool = True,
-    only: tuple[int, ...] | None = None,
+    only: tuple[Stage, ...] | None = None,
+    known: Known | None = None,
 ) -> Line:
     """The memory tree alone, whose value is the peak: of one layout, or of columns of them.
 
+    `only` these stages are looked at, all by default. `known` is kept between calls whose layouts have tp,
+    cp, ep, etp and the micro-batch in common.
     Raises num.Mixed for columns that do not hold the same tensors.
     """
-    parts = stages(
+    layers: dict[Any, Line] = {}
+    if known is not None:
+        layers = known.setdefault(replace(recipe, offload=()), layers)
+    chosen = only or stages(
         graph,
         pp=layout.pp,
         vpp=layout.chunks_per_rank,
         schedule=layout.schedule,
         sizes=layout.stage_layers,
     )
-    chosen = parts if only is None else tuple(parts[index] for index in only)
     return largest(
         "memory",
         tuple(
-            _stage_line(Rank(graph, stage, layout, recipe, hopper_or_later=hopper_or_later, nvlink=nvlink))
+            _stage_line(
+                Rank(
+                    graph,
+                    stage,
+                    layout,
+                    recipe,
+                    hopper_or_later=hopper_or_later,
+                    nvlink=nvlink,
+                    layers=layers,
+                )
+            )
             for stage in chosen
         ),
     )
@@ -232,30 +253,37 @@ def _without_full_bucket(rank: Rank, held: tuple[Line, ...]) -> tuple[Line, ...]
 
 def _phase(rank: Rank, name: str, parts: tuple[Line, ...]) -> Line:
     """A phase: its tensors, and what the allocator, CUDA and NCCL hold beside them."""
-    layout = rank.layout
     parts = tuple(part for part in parts if present(part.value))
-    workspace = compute(
-        "cublas_workspace",
-        mem.cublas_workspace_bytes,
-        workspace_bytes=allowances.CUBLAS_WORKSPACE[
-            "from_hopper" if rank.hopper_or_later else "before_hopper"
-        ],
-        handles=1,
-    )
+    rank.beside = rank.beside or _beside(rank)
+    workspace, *processes = rank.beside
     allocated = total("allocated", (*parts, workspace), unit="bytes")
     lasting = total("lasting", tuple(part for part in parts if part.name in _LASTING), unit="bytes")
+    regular = rank.recipe.framework == "megatron"
+    overhead = compute(
+        "allocator_overhead",
+        mem.allocator_overhead_bytes,
+        lasting_bytes=lasting,
+        passing_bytes=allocated.value - lasting.value,
+        lasting_fraction=allowances.LASTING_OVERHEAD,
+        passing_fraction=allowances.REGULAR_PASSING_OVERHEAD if regular else allowances.PASSING_OVERHEAD,
+    )
+    return total(name, (allocated, overhead, *processes), unit="bytes")
+
+
+def _beside(rank: Rank) -> tuple[Line, ...]:
+    """cuBLAS's workspace, which torch allocates, and what it does not: CUDA's context, NCCL's buffers."""
+    layout = rank.layout
     communicators, group = 0, 1
     for size in (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep):
         communicators, group = communicators + where(size > 1, 1, 0), maximum(group, size)
-    regular = rank.recipe.framework == "megatron"
-    outside = (
+    return (
         compute(
-            "allocator_overhead",
-            mem.allocator_overhead_bytes,
-            lasting_bytes=lasting,
-            passing_bytes=allocated.value - lasting.value,
-            lasting_fraction=allowances.LASTING_OVERHEAD,
-            passing_fraction=allowances.REGULAR_PASSING_OVERHEAD if regular else allowances.PASSING_OVERHEAD,
+            "cublas_workspace",
+            mem.cublas_workspace_bytes,
+            workspace_bytes=allowances.CUBLAS_WORKSPACE[
+                "from_hopper" if rank.hopper_or_later else "before_hopper"
+            ],
+            handles=1,
         ),
         compute(
             "cuda_context",
@@ -274,4 +302,3 @@ def _phase(rank: Rank, name: str, parts: tuple[Line, ...]) -> Line:
             ),
         ),
     )
-    return total(name, (allocated, *outside), unit="bytes")

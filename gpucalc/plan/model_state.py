@@ -67,8 +67,7 @@ def states(rank: Rank) -> tuple[Line, ...]:
         lines.append(trained)
         if recipe.frozen:
             lines.append(frozen_weights(rank))
-        if recipe.reference_model:
-            lines.append(reference_weights(rank))
+        lines += [*frozen_models(rank), *averaged_weights(rank)]
     if "optimizer" not in recipe.offload:
         alike = split(
             rank,
@@ -93,9 +92,40 @@ def frozen_weights(rank: Rank) -> Line:
     )
 
 
-def reference_weights(rank: Rank) -> Line:
-    """The frozen copy that preference training compares with; sharded as the trained weights are."""
-    return split(rank, "reference_weights", mem.weight_bytes, parameter_bytes=rank.recipe.compute_bytes)
+def frozen_models(rank: Rank) -> tuple[Line, ...]:
+    """The frozen copy that preference training compares with, and models that score answers.
+
+    Held in the compute type and sharded as the trained weights are.
+    """
+    recipe = rank.recipe
+    copies = (("reference_weights", int(recipe.reference_model)), ("reward_weights", recipe.reward_models))
+    return tuple(
+        split(
+            rank,
+            name,
+            mem.weight_bytes,
+            held=(count * rank.dense, count * rank.expert),
+            parameter_bytes=recipe.compute_bytes,
+        )
+        for name, count in copies
+        if count
+    )
+
+
+def averaged_weights(rank: Rank) -> tuple[Line, ...]:
+    """A moving average of the trained weights, of the fp32 ones where there are any."""
+    recipe = rank.recipe
+    if not recipe.ema:
+        return ()
+    return (
+        split(
+            rank,
+            "averaged_weights",
+            mem.averaged_weight_bytes,
+            held=rank.trained(),
+            element_bytes=4 if recipe.fp32_masters else recipe.parameter_bytes,
+        ),
+    )
 
 
 def gradients(rank: Rank) -> tuple[Line, ...]:
@@ -191,7 +221,7 @@ def adapter_states(rank: Rank) -> tuple[Line, ...]:
         for name, params, size in rank.trained_parts()
     )
     optimizer = total("optimizer_states", (*states, *shaped_states(rank)), unit="bytes")
-    weights = (frozen, reference_weights(rank)) if recipe.reference_model else (frozen,)
+    weights = (frozen, *frozen_models(rank))
     return (
         *(() if "parameters" in recipe.offload else weights),
         *(() if "optimizer" in recipe.offload else (optimizer,)),
@@ -218,7 +248,7 @@ def load_extra(rank: Rank) -> tuple[Line, ...]:
                 loaded_bytes=recipe.loaded_bytes,
             )
         )
-    if "optimizer" not in recipe.offload and recipe.parameter_bytes == 2:
+    if "optimizer" not in recipe.offload and recipe.fp32_masters:
         moments.append(
             split(
                 rank,
@@ -246,7 +276,7 @@ def buffers(rank: Rank, *, at_step: bool = False) -> tuple[Line, ...]:
         )
     if recipe.engine_stage >= 3 or (recipe.engine_stage == 1 and rank.accumulates and not at_step):
         lines += deepspeed_buckets(rank)  # kept from the start, or from the first micro-batch on
-    if rank.gathers and not recipe.reshard and rank.accumulates and layout.pp > 1:
+    if rank.gathers and not recipe.reshard and layout.pp > 1 and rank.accumulates:
         lines.append(
             compute(
                 "unsharded_gradients",
@@ -255,7 +285,7 @@ def buffers(rank: Rank, *, at_step: bool = False) -> tuple[Line, ...]:
                 reduce_bytes=recipe.reduce_bytes,
             )
         )
-    if recipe.framework == "megatron":
+    if recipe.framework == "megatron" and recipe.adapters is None:  # frozen weights have no gradient
         lines.append(
             compute(
                 "dummy_weight_gradients",
@@ -368,7 +398,7 @@ def step_transients(rank: Rank) -> tuple[Line, ...]:
     if "optimizer" in recipe.offload:
         return ()
     # With fp32 gradients (bf16 before 2023) their partition is a view of what is there.
-    if recipe.framework == "deepspeed" and recipe.parameter_bytes == 2 and recipe.gradient_bytes != 6:
+    if recipe.framework == "deepspeed" and recipe.fp32_masters and recipe.gradient_bytes != 6:
         group: dict[str, Any] = {
             "params": trained,
             "shard": layout.shard if layout.zero_stage >= 1 else 1,

@@ -6,11 +6,14 @@ The numbers that the lines of a rank's memory are made from; `plan.model_state`,
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpucalc.formulas import memory as mem
 from gpucalc.formulas import pipeline
 from gpucalc.graph import Attention, Graph
 from gpucalc.line import Line, compute
-from gpucalc.num import holds, where
+from gpucalc.num import holds, minimum, where
+from gpucalc.plan import allowances
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.stages import LayerRun, Params, Stage, block_linears, frozen_params
 
@@ -27,6 +30,7 @@ class Rank:
         *,
         hopper_or_later: bool = True,
         nvlink: bool = True,
+        layers: dict[Any, Line] | None = None,
     ) -> None:
         self.graph, self.stage, self.layout, self.recipe = graph, stage, layout, recipe
         self.hopper_or_later, self.nvlink = hopper_or_later, nvlink
@@ -47,9 +51,15 @@ class Rank:
         self.frozen = left.sharded / layout.tp + left.replicated
         self.tokens = layout.micro_batch * recipe.seq_len / layout.cp
         self.sp = where(layout.sequence_parallel, layout.tp, 1)
-        self.accumulates = holds(layout.micro_batches > 1)
         self.in_flight = _in_flight(layout, stage)
-        self.full_layers: dict[int, Line] = {}  # made once per layer kind, looked at many times
+        # What a layer of each kind keeps: made once for all stages, looked at many times.
+        self.layers: dict[Any, Line] = {} if layers is None else layers
+        self.beside: tuple[Line, ...] = ()  # what every phase has beside its tensors
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients add up over several micro-batches."""
+        return holds(self.layout.micro_batches > 1)
 
     def trained(self) -> tuple[float, float]:
         """Dense and expert parameters of the model on this rank that are trained."""
@@ -153,7 +163,7 @@ class Rank:
     def layer_params(self) -> float:
         widest = self.stage.widest
         if widest is None:
-            return self.dense
+            return minimum(self.dense, allowances.SIZE_BASED_WRAP.value)  # type: ignore[no-any-return]
         held: Params = widest.params
         layout, adapters = self.layout, self.recipe.adapters
         if adapters is not None:  # gathered as stored, in the units of the compute type

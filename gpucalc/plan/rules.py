@@ -97,6 +97,16 @@ def uneven_tokens(d: Degrees) -> Num:
     return (d.seq_len // d.cp) % where(d.sequence_parallel, d.tp, 1) > 0
 
 
+def too_few_to_fold(pp: int, micro_batches: Num) -> Num:
+    """Whether a DualPipe schedule has too few micro-batches to fill a pipeline from both ends."""
+    return micro_batches < 2 * pp
+
+
+def uneven_ends(schedule: str, micro_batches: Num) -> Num:
+    """Whether DualPipe would not send as many micro-batches from one end as from the other."""
+    return (schedule == "dualpipe") & (micro_batches % 2 > 0)
+
+
 def schedule_rules(graph: Graph, schedule: str, *, pp: int, vpp: int, micro_batches: int) -> tuple[str, ...]:
     """What a pipeline's schedule asks of a layout beyond the rules for all."""
     rules = []
@@ -105,12 +115,12 @@ def schedule_rules(graph: Graph, schedule: str, *, pp: int, vpp: int, micro_batc
         rules.append(f"schedule {schedule} runs {chunks} per rank, but vpp is {vpp} (nearest: 1)")
     if schedule == "dualpipe" and pp % 2:
         rules.append(f"schedule dualpipe pairs the stages of both ends: pp {pp} is odd (nearest: {pp + 1})")
-    if schedule in DUAL_PIPES and micro_batches < 2 * pp:
+    if schedule in DUAL_PIPES and too_few_to_fold(pp, micro_batches):
         rules.append(
             f"schedule {schedule} takes 2 x pp {pp} = {2 * pp} micro-batches a step or more, here"
             f" {micro_batches}: raise global_batch"
         )
-    elif schedule == "dualpipe" and micro_batches % 2:
+    elif uneven_ends(schedule, micro_batches):
         rules.append(
             f"schedule dualpipe sends half of the micro-batches from each end: {micro_batches} is odd"
         )

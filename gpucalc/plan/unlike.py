@@ -96,5 +96,5 @@ def needed_bytes(
         recipe,
         hopper_or_later=major.isdigit() and int(major) >= 9,
         nvlink=pool.nvlink_domain > 1,
-        only=only,
+        only=tuple(held_stages(graph, layout)[index] for index in only) if only is not None else None,
     )

@@ -1,0 +1,412 @@
+"""The layouts a run leaves open: the values of every key, and which of them go together.
+
+A layout is a structure, which decides what there is to compute (pipeline stages, sharding stage,
+schedule, recomputation, offload), and a place on each of five axes, along which numbers alone change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from gpucalc.errors import Infeasible
+from gpucalc.graph import Graph, Moe
+from gpucalc.num import Num, where
+from gpucalc.plan.resolve import resolve_layout, sequence_length
+from gpucalc.plan.rules import (
+    DUAL_PIPES,
+    Degrees,
+    divisors,
+    model_rules,
+    schedule_rules,
+    too_few_to_fold,
+    uneven_batch,
+    uneven_ends,
+    uneven_halves,
+    uneven_rounds,
+    uneven_tokens,
+)
+from gpucalc.plan.stage_time import composition
+from gpucalc.plan.stages import stages
+from gpucalc.spec.hardware import Cluster
+from gpucalc.spec.job import TrainRun
+
+# In the order a layout is written.
+AUTO_KEYS = (
+    "tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero_stage", "micro_batch", "recompute",
+    "sequence_parallel", "offload", "schedule",
+)  # fmt: skip
+
+# Where nobody says how large the batch is, micro-batches are tried in powers of two up to this.
+MOST_FREE_MICRO_BATCH = 64
+
+# What each framework can be told, the usual first.
+_ZERO_STAGES = {"deepspeed": (0, 1, 2, 3), "megatron": (0, 1), "fsdp": (2, 3), "torchtitan": (2, 3)}
+_RECOMPUTE = {
+    "megatron": ("none", "selective", "full"),
+    "torchtitan": ("none", "selective-op", "selective-layer", "full"),
+}
+_OFFLOAD = {
+    "ddp": ("none", "activations-cpu"),
+    "hf": ("none", "activations-cpu"),
+    "fsdp": ("none", "params+optimizer-cpu", "activations-cpu"),
+    "torchtitan": ("none", "params+optimizer-cpu"),
+    "deepspeed": ("none", "optimizer-cpu", "params+optimizer-cpu"),
+    "megatron": ("none", "optimizer-cpu", "activations-cpu"),
+}
+# PyTorch's schedules, which torchtitan runs, split backward; Megatron-Core and DeepSpeed do not. GPipe holds
+# more than 1F1B and waits as long, so it is never better.
+_SCHEDULES = {"torchtitan": ("1f1b", "zero-bubble", "dualpipe-v")}
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What decides which tensors and operations there are."""
+
+    pp: int
+    zero_stage: Any
+    schedule: str | None
+    recompute: str
+    offload: str
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Values that go with a structure: every combination is a candidate, `legal` says which are layouts."""
+
+    pairs: tuple[tuple[int, int], ...]  # tp and cp
+    experts: tuple[tuple[int, int], ...]  # ep and etp
+    micro_batches: tuple[int, ...]
+    sequence_parallel: tuple[bool, ...]
+    vpps: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int]:
+        """Values along each axis."""
+        return (
+            len(self.pairs),
+            len(self.experts),
+            len(self.micro_batches),
+            len(self.sequence_parallel),
+            len(self.vpps),
+        )
+
+    @property
+    def size(self) -> int:
+        """Candidates."""
+        result = 1
+        for count in self.shape:
+            result *= count
+        return result
+
+
+class Space:
+    """Every layout that a run leaves open on a cluster."""
+
+    def __init__(self, graph: Graph, run: TrainRun, cluster: Cluster) -> None:
+        self.graph, self.run, self.gpus = graph, run, cluster.count
+        self.domain = max(cluster.nvlink_domain, 1)
+        self.open = tuple(key for key in AUTO_KEYS if getattr(run, key) == "auto")
+        blocks = [block for stack in graph.stacks for block in stack.blocks]
+        self.has_experts = any(isinstance(block.ffn, Moe) for block in blocks)
+        self.layers = len(graph.trunk.layers) if graph.stacks else 1
+        self.seq_len = sequence_length(run, graph)
+        self.even = run.framework == "megatron" and run.pipeline_split == "even"
+        self.batch = run.global_batch if isinstance(run.global_batch, int) else None
+
+    # -- structures ---------------------------------------------------------------------------------
+
+    def structures(self) -> Iterator[Structure]:
+        """Every structure that is possible, the simplest first."""
+        run = self.run
+        for pp, zero, schedule, recompute, offload in product(
+            self._choices("pp"),
+            self._choices("zero_stage"),
+            self._choices("schedule"),
+            self._choices("recompute"),
+            self._choices("offload"),
+        ):
+            one = Structure(pp, zero, schedule, recompute, offload)
+            if any(key in self.open for key in _clash(run.framework, one)):
+                continue
+            if pp == 1 or schedule is None or not self._schedule_rules(schedule, pp):
+                yield one
+
+    def _schedule_rules(self, schedule: str, pp: int) -> tuple[str, ...]:
+        """What a schedule asks of stages, however many micro-batches there are."""
+        plenty = 2 * pp * max(self.layers, 1)
+        return schedule_rules(self.graph, schedule, pp=pp, vpp=1, micro_batches=plenty)
+
+    def _choices(self, key: str) -> tuple[Any, ...]:
+        value = getattr(self.run, key)
+        if value != "auto":
+            return (value,)
+        return tuple(getattr(self, f"_{key}_values"))
+
+    @cached_property
+    def _pp_values(self) -> list[int]:
+        if not self.graph.stacks:
+            return [1]
+        return [p for p in divisors(self.gpus) if p <= self.layers and self._fits(pp=p)]
+
+    @property
+    def _zero_stage_values(self) -> tuple[int, ...]:
+        return _ZERO_STAGES.get(self.run.framework, (0,))
+
+    @property
+    def _schedule_values(self) -> tuple[str, ...]:
+        return _SCHEDULES.get(self.run.framework, ("1f1b",))
+
+    @property
+    def _recompute_values(self) -> tuple[str, ...]:
+        return _RECOMPUTE.get(self.run.framework, ("none", "full")) if self.graph.stacks else ("none",)
+
+    @property
+    def _offload_values(self) -> tuple[str, ...]:
+        return _OFFLOAD[self.run.framework]
+
+    # -- axes ---------------------------------------------------------------------------------------
+
+    def axes(self, one: Structure) -> list[Axes]:
+        """The axes of a structure: one set for layouts that shard, one for those with nothing to shard,
+        and one for each way in which interleaving deals out unlike layers.
+        """
+        pairs = self._pairs(one)
+        sharing = [pair for pair in pairs if pair[0] * one.pp < self.gpus]
+        lone = [pair for pair in pairs if pair[0] * one.pp == self.gpus]
+        if lone and not self._stage_of_one(one):
+            lone = []
+        experts = self._expert_pairs(one)
+        found = []
+        for held in (sharing, lone):
+            for vpps in self._vpps(one):
+                axes = Axes(tuple(held), experts, self._micro_batches, self._sequence_parallel, vpps)
+                if axes.size:
+                    found.append(axes)
+        return found
+
+    def _stage_of_one(self, one: Structure) -> bool:
+        """Whether a structure stands for all sharding stages of layouts with nothing to shard.
+
+        DeepSpeed's engine runs its stage all the same.
+        """
+        if "zero_stage" not in self.open or self.run.framework == "deepspeed":
+            return True
+        usual = 0 if self.run.framework == "megatron" else -1
+        return bool(one.zero_stage == self._zero_stage_values[usual])
+
+    def _pairs(self, one: Structure) -> list[tuple[int, int]]:
+        dp = self.run.dp if isinstance(self.run.dp, int) else None
+        found = []
+        for tp, cp in product(self._tp_values, self._cp_values):
+            taken = tp * cp * one.pp
+            if self.gpus % taken == 0 and dp in (None, self.gpus // taken):
+                found.append((tp, cp))
+        return found
+
+    @cached_property
+    def _tp_values(self) -> list[int]:
+        if self.run.tp != "auto":
+            return [self.run.tp] if self._fits(tp=self.run.tp) else []
+        if not self.graph.stacks:
+            return [1]
+        limit = self.gpus if self.run.tp_across_nodes else self.domain
+        return [t for t in divisors(self.gpus) if t <= limit and self._fits(tp=t)]
+
+    @cached_property
+    def _cp_values(self) -> list[int]:
+        values = divisors(self.gpus) if self.run.cp == "auto" else [self.run.cp]
+        if not self.graph.stacks and self.run.cp == "auto":
+            return [1]
+        return [c for c in values if not uneven_halves(self._degrees(cp=c))]
+
+    def _expert_pairs(self, one: Structure) -> tuple[tuple[int, int], ...]:
+        run, ranks = self.run, self.gpus // one.pp
+        eps: list[Any] = [run.ep]
+        if run.ep == "auto":
+            eps = divisors(ranks) if self.has_experts else [1]
+        etps: list[Any] = [run.etp if isinstance(run.etp, int) else 1]
+        if run.etp == "auto":
+            etps = [e for e in divisors(ranks) if e <= self.domain] if self.has_experts else [1]
+        return tuple(pair for pair in product(eps, etps) if self._fits(ep=pair[0], etp=pair[1], pp=one.pp))
+
+    @cached_property
+    def _micro_batches(self) -> tuple[int, ...]:
+        if isinstance(self.run.micro_batch, int):
+            return (self.run.micro_batch,)
+        if self.batch is not None:
+            return tuple(divisors(self.batch))
+        return tuple(2**power for power in range(MOST_FREE_MICRO_BATCH.bit_length()))
+
+    @property
+    def _sequence_parallel(self) -> tuple[bool, ...]:
+        run = self.run
+        if run.sequence_parallel != "auto":
+            return (bool(run.sequence_parallel),)
+        if run.framework == "torchtitan":  # always beside tp
+            return (True,)
+        if run.framework == "megatron":  # asserts it where experts meet tp
+            return (True,) if self.has_experts else (False, True)
+        return (False,)
+
+    def _vpps(self, one: Structure) -> list[tuple[int, ...]]:
+        """Virtual stages by which layers come to lie on the same ranks."""
+        if self.run.vpp != "auto":
+            fits = self._fits(pp=one.pp, vpp=self.run.vpp)
+            return [(self.run.vpp,)] if fits else []
+        if one.pp == 1 or one.schedule not in (None, "1f1b") or not self.graph.stacks:
+            return [(1,)] if self._fits(pp=one.pp) else []
+        return self._vpps_by_split[one.pp]
+
+    @cached_property
+    def _vpps_by_split(self) -> dict[int, list[tuple[int, ...]]]:
+        found: dict[int, list[tuple[int, ...]]] = {}
+        for pp in self._choices("pp"):
+            alike: dict[Any, list[int]] = {}
+            for vpp in range(1, max(self.layers // pp, 1) + 1) if pp > 1 else (1,):
+                if self._fits(pp=pp, vpp=vpp):
+                    split = tuple(composition(stage) for stage in stages(self.graph, pp=pp, vpp=vpp))
+                    alike.setdefault(split, []).append(vpp)
+            found[pp] = [tuple(vpps) for vpps in alike.values()]
+        return found
+
+    # -- what is legal ------------------------------------------------------------------------------
+
+    def _degrees(self, **values: Any) -> Degrees:
+        """Degrees with these values and nothing else divided."""
+        alone: dict[str, Any] = {
+            **dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "global_batch"), 1),
+            "gpus": self.gpus,
+            "seq_len": self.seq_len,
+            "sequence_parallel": False,
+            "even_pipeline": self.even,
+        }
+        return Degrees(**(alone | values))
+
+    def _fits(self, **values: Any) -> bool:
+        return not model_rules(self.graph, self._degrees(**values))
+
+    def legal(self, one: Structure, axes: Mapping[str, Num]) -> Num:
+        """Which candidates are layouts: of values along a structure's axes, numbers or columns.
+
+        What a single axis rules out is not on it; these are the rules between axes.
+        """
+        tp, dp, sharing = axes["tp"], axes["dp"], axes["sequence_parallel"]
+        d = self._degrees(
+            pp=one.pp,
+            **{key: axes[key] for key in ("tp", "vpp", "cp", "dp", "micro_batch", "sequence_parallel")},
+            global_batch=axes["global_batch"],
+        )
+        broken = uneven_batch(d) | uneven_rounds(d) | uneven_tokens(d)
+        if one.pp > 1 and one.schedule in DUAL_PIPES:
+            count = d.global_batch // (dp * d.micro_batch)
+            broken = broken | too_few_to_fold(one.pp, count) | uneven_ends(one.schedule, count)
+        if self.run.grad_accum is not None and self.batch is not None:
+            broken = broken | (self.run.grad_accum * d.micro_batch * dp != self.batch)
+        if self.run.sequence_parallel == "auto":  # means nothing without tp: counted once
+            first = self._sequence_parallel[0]
+            broken = broken | (where(tp > 1, 0, 1) > where(sharing == first, 1, 0))
+        return where(broken, 0, 1) > 0
+
+    def global_batch(self, one: Structure, micro_batch: Num, dp: Num) -> Num:
+        """Sequences per step: the run's, or what a layout takes where nobody says."""
+        if self.batch is not None:
+            return self.batch
+        accum = one.pp if one.pp > 1 else 1
+        if one.pp > 1 and one.schedule in DUAL_PIPES:
+            accum = 2 * one.pp
+        if self.run.grad_accum is not None:
+            accum = self.run.grad_accum
+        return accum * micro_batch * dp
+
+    # -- one layout ---------------------------------------------------------------------------------
+
+    def settled(self, values: Mapping[str, Any]) -> TrainRun:
+        """The run with these values for what it leaves open, and what follows from them."""
+        run = self.run
+        update = {key: values[key] for key in self.open}
+        if run.etp in (None, "auto"):
+            update["etp"] = values["etp"]
+        if "sequence_parallel" in update:
+            update["sequence_parallel"] = values["sequence_parallel"] and values["tp"] > 1
+        if "zero_stage" in update and run.reshard_after_forward is None:
+            update["reshard_after_forward"] = values["zero_stage"] == 3
+        if run.fused_loss is None:  # torchtitan compiles it with the model where tp does not divide it
+            update["fused_loss"] = values["tp"] == 1
+        return run.model_copy(update=update)
+
+    def values(self, one: Structure, axes: Axes, place: tuple[int, ...]) -> dict[str, Any]:
+        """The values of all keys at a place on the axes."""
+        (tp, cp), (ep, etp) = axes.pairs[place[0]], axes.experts[place[1]]
+        return {
+            "tp": tp, "pp": one.pp, "vpp": axes.vpps[place[4]], "cp": cp, "ep": ep, "etp": etp,
+            "dp": self.gpus // (tp * cp * one.pp), "zero_stage": one.zero_stage,
+            "micro_batch": axes.micro_batches[place[2]], "recompute": one.recompute,
+            "sequence_parallel": axes.sequence_parallel[place[3]], "offload": one.offload,
+            "schedule": one.schedule,
+        }  # fmt: skip
+
+    def candidates(self) -> Iterator[dict[str, Any]]:
+        """The values of every legal layout, one by one."""
+        for one in self.structures():
+            for axes in self.axes(one):
+                for place in product(*(range(count) for count in axes.shape)):
+                    values = self.values(one, axes, place)
+                    batch = self.global_batch(one, values["micro_batch"], values["dp"])
+                    if self.legal(one, values | {"global_batch": batch}):
+                        yield values
+
+    def size(self) -> int:
+        """Candidates, among them some that are no legal layout."""
+        return sum(axes.size for one in self.structures() for axes in self.axes(one))
+
+    def refusal(self) -> Infeasible:
+        """Why no layout is legal, in the words of the first one tried."""
+        values: dict[str, Any] = dict.fromkeys(AUTO_KEYS, 1) | {
+            key: self._choices(key)[0] for key in ("zero_stage", "schedule", "recompute", "offload")
+        }
+        dp = max(1, self.gpus // _product(self.run, ("tp", "pp", "cp")))
+        values |= {"dp": dp, "sequence_parallel": False}
+        try:
+            resolve_layout(self.settled(values), self.graph, gpus=self.gpus)
+        except Infeasible as error:
+            return error
+        return Infeasible(["no legal value for the keys left auto"])
+
+
+def _product(run: TrainRun, keys: tuple[str, ...]) -> int:
+    result = 1
+    for key in keys:
+        value = getattr(run, key)
+        result *= value if isinstance(value, int) else 1
+    return result
+
+
+def _clash(framework: str, one: Structure) -> tuple[str, ...]:
+    """The keys of a structure that a framework refuses together; none where it takes them.
+
+    DeepSpeed: a pipeline engine asserts stages below 2, offloaded optimizers need stage 1 and offloaded
+    parameters stage 3. Megatron-Core's TransformerConfig refuses offloaded activations with a pipeline or
+    with recomputation, and its optimizer is offloaded by the distributed optimizer alone.
+    """
+    sharded = one.zero_stage if isinstance(one.zero_stage, int) else 0
+    if framework == "deepspeed":
+        if one.pp > 1 and sharded > 1:
+            return ("pp", "zero_stage")
+        if one.offload.startswith("params") and sharded < 3:
+            return ("zero_stage", "offload")
+        if one.offload.startswith("optimizer") and sharded < 1:
+            return ("zero_stage", "offload")
+    if framework == "megatron":
+        if one.offload == "activations-cpu" and one.pp > 1:
+            return ("pp", "offload")
+        if one.offload == "activations-cpu" and one.recompute != "none":
+            return ("recompute", "offload")
+        if one.offload == "optimizer-cpu" and sharded < 1:
+            return ("zero_stage", "offload")
+    if one.schedule not in (None, "1f1b") and one.pp == 1:
+        return ("schedule",)
+    return ()

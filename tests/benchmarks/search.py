@@ -1,0 +1,96 @@
+"""Exhaustive layout searches: layouts a second of one core, wall time with start-up, and memory.
+
+    python tests/benchmarks/search.py
+
+Every layout key is left open. Targets: 1,000,000 layouts a second of one core, memory and time; a model
+of 1T parameters on 4,096 GPUs in 3 s of wall time, start-up included, and 500 MB; 16 GPUs in 0.5 s. A
+benchmark, not a test.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpucalc.catalog import open_catalog
+from gpucalc.plan.evaluate import Subject
+from gpucalc.plan.resolve import settle
+from gpucalc.search import explore
+from gpucalc.search.space import AUTO_KEYS, Space
+from gpucalc.spec.job import TrainRun
+
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """One search: a model on GPUs under a framework, with every layout key open."""
+
+    model: str
+    gpus: int
+    card: str
+    run: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = (
+    Case("llama-3-8b", 16, "h100-sxm-80gb", {"global_batch": 512, "seq_len": 8192}),
+    Case("mixtral-8x7b", 16, "h100-sxm-80gb", {"global_batch": 512, "seq_len": 4096}),
+    Case("llama-3-70b", 64, "h100-sxm-80gb", {"global_batch": 1024, "seq_len": 8192}),
+    Case("llama-3.1-405b", 16384, "h100-sxm-80gb", {"global_batch": 2048, "seq_len": 8192}),
+    Case("megatron-1t", 4096, "h100-sxm-80gb", {"global_batch": 3072, "seq_len": 2048}),
+    Case(
+        "kimi-k2", 4096, "h100-sxm-80gb",
+        {"global_batch": 8192, "seq_len": 4096, "pipeline_split": "uneven"},
+    ),
+    Case(
+        "deepseek-v3", 2048, "h800-sxm-80gb",
+        {"global_batch": 15360, "seq_len": 4096, "pipeline_split": "uneven"},
+    ),
+)  # fmt: skip
+
+ALONE = """
+import resource, sys, time
+from gpucalc.__main__ import main
+code = main(sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def open_run(case: Case) -> TrainRun:
+    """The run of a case with every layout key left to the search."""
+    stated = {"framework": "megatron", "precision": "bf16", **case.run, **dict.fromkeys(AUTO_KEYS, "auto")}
+    return settle(TrainRun.read(stated))[0]
+
+
+def main() -> None:
+    catalog = open_catalog()
+    for case in CASES:
+        subject = Subject.of(catalog.model(case.model))
+        cluster = catalog.cluster([(None, case.gpus, case.card)])
+        best, legal = float("inf"), 0
+        for _ in range(ROUNDS):
+            found = explore(subject, Space(subject.graph, open_run(case), cluster), cluster)
+            best, legal = min(best, found.seconds), found.legal
+        print(
+            f"{case.model} on {case.gpus:,} GPUs: {legal:,} layouts in {best:.3f} s of one core,"
+            f" {legal / best / 1e6:.2f} million a second"
+        )
+    for words in (
+        ["plan", "megatron-1t", "--json"],
+        ["plan", "llama-3-70b", "--gpus", "2x8xH100-SXM", "--search", "--json"],
+    ):
+        start = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", ALONE, *words], capture_output=True, text=True, check=True
+        )
+        spent = time.monotonic() - start
+        held = int(done.stderr.split()[-1]) / 1e3
+        print(f"gpucalc {' '.join(words)}: {spent:.2f} s of wall time with start-up, {held:.0f} MB at most")
+
+
+if __name__ == "__main__":
+    main()
