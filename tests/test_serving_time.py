@@ -103,6 +103,8 @@ def test_attention_by_hand() -> None:
 
 def test_gaps_by_hand() -> None:
     assert f.gaps_s(layers=32, layer_s=70e-6) == pytest.approx(2.24e-3)
+    assert f.expert_launches_s(experts=6, matrices=3, launch_s=38e-6) == pytest.approx(684e-6)
+    assert f.widened_bytes(matrices=2, inputs=4096, outputs=1024, bytes_per_param=0.5625) == 21_495_808
     assert f.between_passes_s(step_s=800e-6, requests=100, request_s=25e-6) == pytest.approx(3.3e-3)
     assert f.engine_all_reduce_s(collective_s=30e-6, alpha_s=10e-6, latency_share=0.5) == pytest.approx(25e-6)
     assert f.handoffs_s(boundaries=3, send_s=20e-6, handoff_s=100e-6) == pytest.approx(360e-6)
@@ -269,9 +271,46 @@ def test_a_model_that_generates_nothing_is_refused() -> None:
         serving_time(graph, found.layout, found.recipe, spec, cluster, kv_tokens=1e6)
 
 
-def test_codebook_weights_have_no_known_speed() -> None:
+def test_weights_an_engine_has_no_kernels_for_have_no_known_speed() -> None:
     with pytest.raises(InputError, match="is not known"):
-        timed("llama-3-8b", (1, "rtx-4090"), framework="llamacpp", quant="iq2_xs", max_model_len=4096)
+        timed("llama-3-8b", (1, "rtx-4090"), framework="vllm", quant="iq2_xs", max_model_len=4096)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "quant", "published"),
+    [
+        # Tables of ggml-org/llama.cpp pull requests: 8215 (July 2024, one row at a time) and 19053 (2026).
+        ("llama-3-8b", "rtx-3090", "iq3_xxs", 143.5),
+        ("llama-3-8b", "rtx-4090", "iq3_xxs", 235.6),
+        ("llama-3-8b", "rtx-6000-ada", "q4_0", 168.9),
+        ("llama-3.2-3b", "rtx-6000-ada", "q4_k_m", 315.1),
+        ("gpt-oss-20b", "rtx-6000-ada", "mxfp4", 253.9),
+        ("gpt-oss-20b", "rtx-pro-6000-maxq", "mxfp4", 353.2),
+    ],
+)
+def test_newer_builds_of_llama_cpp_are_within_three_tenths(
+    model: str, gpu: str, quant: str, published: float
+) -> None:
+    run = {"framework": "llamacpp", "quant": quant, "isl": 1, "osl": 128, "max_model_len": 4096}
+    assert 1 / timed(model, (1, gpu), **run).decode_step_s.value == pytest.approx(published, rel=0.3)
+
+
+def test_experts_were_started_one_by_one_before_april_2025() -> None:
+    run = {"framework": "llamacpp", "quant": "q4_k_m", "isl": 512, "osl": 128, "max_model_len": 4096}
+    old = timed("deepseek-v2-lite", (1, "rtx-4090"), version="b5000", **run)
+    new = timed("deepseek-v2-lite", (1, "rtx-4090"), version="b6000", **run)
+    # 26 layers with six experts of three matrices, 38 us each.
+    gap = old.decode_step_s.value - new.decode_step_s.value
+    assert gap == pytest.approx(26 * 18 * 38e-6, rel=1e-6)
+
+
+def test_prompts_widened_their_weights_before_june_2024() -> None:
+    run = {"framework": "llamacpp", "quant": "q4_k_m", "isl": 512, "osl": 16, "max_model_len": 4096}
+    old = timed("llama-3-8b", (1, "rtx-4090"), version="b2900", **run)
+    new = timed("llama-3-8b", (1, "rtx-4090"), version="b3300", **run)
+    assert old.prefill_s.value > 1.2 * new.prefill_s.value
+    wide = timed("llama-3-8b", (1, "rtx-4090"), version="b2900", **{**run, "quant": "f16"})
+    assert wide.prefill_s.value < old.prefill_s.value  # nothing to widen
 
 
 @pytest.mark.parametrize(("quant", "gpu"), [("fp8", "h100-sxm-80gb"), ("awq", "a100-sxm-80gb")])

@@ -126,6 +126,12 @@ def decode_attention_flops(*, requests: Num, heads: Num, context: Num, qk_dim: N
     return 2 * requests * heads * context * (qk_dim + v_dim)
 
 
+@formula(unit="bytes", source="Arithmetic: read as stored, written in 16 bit")
+def widened_bytes(*, matrices: Num, inputs: Num, outputs: Num, bytes_per_param: Num) -> Num:
+    """Bytes moved to write out matrices in 16 bit before they are multiplied with."""
+    return matrices * inputs * outputs * (bytes_per_param + 2)
+
+
 @formula(unit="count", source="Arithmetic: causal, over what came before and half of the chunk itself")
 def chunk_pairs(*, tokens: Num, before: Num, span: Num) -> Num:
     """Query-key pairs of one head: `tokens` prompt tokens after `before` others, at most `span` keys each."""
@@ -147,6 +153,12 @@ def state_bytes(*, requests: Num, heads: Num, key_dim: Num, value_dim: Num, elem
 def gaps_s(*, layers: Num, layer_s: Num) -> Num:
     """Time between and in the small kernels of a pass, which no batch makes shorter."""
     return layers * layer_s
+
+
+@formula(unit="s", source="Fitted by engine, see its file: a launch and a wait of the host for each matrix")
+def expert_launches_s(*, experts: Num, matrices: Num, launch_s: Num) -> Num:
+    """Time a layer's experts take beyond their products where the host starts them one by one."""
+    return experts * matrices * launch_s
 
 
 @formula(unit="s", source="Fitted by engine, see its file: scheduling, input preparation, sampling")

@@ -6,11 +6,14 @@ from gpucalc.formulas import compute as f
 from gpucalc.formulas import serving_time as g
 from gpucalc.graph import Attention, Block, StateMixer
 from gpucalc.line import Line, compute, total
-from gpucalc.plan.serve_rates import Load, Rates
+from gpucalc.plan.serve_rates import Load, Rates, older
 from gpucalc.spec.hardware import KernelRate
-from gpucalc.spec.version import version_key
 
 STATE_BYTES = 4  # recurrent state is kept in fp32
+# Attention that is not fused writes and reads its scores in 16 bit and fp32, and their softmax in fp32 and
+# 16 bit: 24 bytes a score (ggml-org/llama.cpp b2900 ggml-cuda.cu, products by batched cuBLAS and soft_max).
+SCORE_PASSES = 6
+SCORE_BYTES = 4
 
 
 class Mixers(Rates):
@@ -31,9 +34,17 @@ class Mixers(Rates):
 
     def _ungrouped(self) -> bool:
         """Whether this version's decode attention reads keys and values once per query head."""
-        first = self.speed.grouped_since
-        version = version_key(self.recipe.version)
-        return first is not None and version is not None and version < (version_key(first) or ())
+        return older(self.recipe.version, self.speed.grouped_since)
+
+    def move(self, name: str, moved: Line) -> Line:
+        """Time of plain traffic to and from memory."""
+        return compute(
+            name,
+            f.traffic_s,
+            bytes_moved=moved,
+            bandwidth_bytes_per_s=self.bandwidth,
+            hbm_efficiency=self.kernels.elementwise_hbm_efficiency.line("hbm_efficiency"),
+        )
 
     def _heads(self, part: Attention) -> float:
         return max(part.heads / self.layout.tp, 1)
@@ -136,6 +147,18 @@ class Mixers(Rates):
             element_bytes=self.recipe.dtype_bytes,
         )
         line = self._attention("prompt_attention", self.kernels.attention, flops, moved, decode=False)
+        if self.unfused:
+            scores = compute(
+                "bytes",
+                f.score_traffic_bytes,
+                sequences=prompts,
+                heads=self._heads(part),
+                queries=load.chunk / prompts,
+                keys=load.before + load.chunk / prompts,
+                passes=SCORE_PASSES,
+                score_bytes=SCORE_BYTES,
+            )
+            line = total("prompt_attention", (line, self.move("scores", scores)), unit="s")
         if not (part.index_heads and part.index_dim):
             return line
         score = compute(

@@ -5,7 +5,7 @@ Products, attention, elementwise work, gaps between kernels, communication and t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ BALANCE = Line(
     source="fitted to TensorRT-LLM 1.0 runs of Qwen3-235B-A22B and Llama 4 Maverick on eight GPUs",
 )
 LOGIT_BYTES = 4
+WIDENED_ROWS = 65  # up to 64 rows are multiplied as stored
 
 
 @dataclass(slots=True)
@@ -101,14 +102,18 @@ class Server(Mixers):
         add(work.products, (self._product(linear, load, expert_rows) for linear in block_linears(block)))
         add(work.attention, self.mixer(block, load))
         add(work.elementwise, (self._elementwise(block, load.rows),))
+        if self.widens and load.rows >= WIDENED_ROWS:
+            add(work.elementwise, self._widening(block, expert_rows))
         if not self.speed.eager:  # small kernels take their time with graphs and without
-            add(work.gaps, self._gaps(block))
+            add(work.gaps, self._gaps(block, expert_rows))
         add(work.tensor, self._reductions(block, load.rows))
         add(work.expert, self._exchange(block, load.rows))
 
     def _product(self, linear: Linear, load: Load, expert_rows: float) -> Line:
         expert = linear.shard is Shard.EXPERT
         stored = self.recipe.weights.bytes_of(linear.name, expert=expert)
+        if self.widens and load.rows >= WIDENED_ROWS:
+            stored = max(stored, self.recipe.dtype_bytes)
         rates = self.product_rates(stored, quantised=linear.shard is not Shard.REPLICATED)
         ranks: float = 1
         matrices: Any = linear.copies
@@ -142,6 +147,32 @@ class Server(Mixers):
             result_bytes=self.recipe.dtype_bytes,
         )
         return self._joined(linear.name, rows / ranks, inputs, outputs, moved, rates, grouped=expert)
+
+    def _widening(self, block: Block, expert_rows: float) -> Iterator[Line]:
+        """Weights of fewer bits written out in 16 bit, matrix by matrix."""
+        for linear in block_linears(block):
+            expert = linear.shard is Shard.EXPERT
+            stored = self.recipe.weights.bytes_of(linear.name, expert=expert)
+            if stored >= self.recipe.dtype_bytes:
+                continue
+            matrices: Any = linear.copies
+            if expert:
+                matrices = compute(
+                    "experts",
+                    g.experts_touched,
+                    experts=linear.copies,
+                    top_k=linear.active,
+                    tokens=expert_rows,
+                )
+            moved = compute(
+                "bytes",
+                g.widened_bytes,
+                matrices=matrices,
+                inputs=linear.inputs,
+                outputs=linear.outputs,
+                bytes_per_param=stored,
+            )
+            yield self.move(f"{linear.name}_widened", moved)
 
     def _joined(
         self,
@@ -202,7 +233,7 @@ class Server(Mixers):
             passes=2,
             element_bytes=LOGIT_BYTES,
         )
-        work.elementwise.append(self._move("logits", logits))
+        work.elementwise.append(self.move("logits", logits))
         if self.layout.tp > 1:
             message = compute(
                 "message",
@@ -215,15 +246,6 @@ class Server(Mixers):
                 "logits_gather", "all_gather", message, ranks=self.layout.tp, stride=1
             )
             work.tensor.append(gather)
-
-    def _move(self, name: str, moved: Line) -> Line:
-        return compute(
-            name,
-            f.traffic_s,
-            bytes_moved=moved,
-            bandwidth_bytes_per_s=self.bandwidth,
-            hbm_efficiency=self.kernels.elementwise_hbm_efficiency.line("hbm_efficiency"),
-        )
 
     def _elementwise(self, block: Block, rows: float) -> Line:
         hidden = self.stack.hidden
@@ -243,9 +265,9 @@ class Server(Mixers):
             passes=1,
             element_bytes=self.recipe.dtype_bytes,
         )
-        return self._move("elementwise", moved)
+        return self.move("elementwise", moved)
 
-    def _gaps(self, block: Block) -> list[Line]:
+    def _gaps(self, block: Block, expert_rows: float) -> list[Line]:
         linears = [linear for linear in block_linears(block) if linear.shard is not Shard.EXPERT]
         largest = max(linears, key=lambda linear: linear.inputs * linear.outputs, default=None)
         stored = (
@@ -257,6 +279,23 @@ class Server(Mixers):
         lines = [compute("gaps", g.gaps_s, layers=1, layer_s=own.layer_gap.line("layer_gap"))]
         if isinstance(block.ffn, Moe):
             lines.append(compute("moe_gaps", g.gaps_s, layers=1, layer_s=self.speed.moe_gap.line("moe_gap")))
+            if self.one_by_one and self.speed.expert_launch is not None:
+                touched = compute(
+                    "experts",
+                    g.experts_touched,
+                    experts=block.ffn.experts,
+                    top_k=block.ffn.top_k,
+                    tokens=expert_rows,
+                )
+                lines.append(
+                    compute(
+                        "expert_launches",
+                        g.expert_launches_s,
+                        experts=touched,
+                        matrices=3 if block.ffn.gated else 2,
+                        launch_s=self.speed.expert_launch.line("expert_launch"),
+                    )
+                )
         return lines
 
     def _launch(self, device_s: float) -> Line:

@@ -15,6 +15,15 @@ from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.engine_speed import EngineSpeed, WeightSpeed, weight_class
 from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.hardware import Cluster, KernelRate, KernelSpec
+from gpucalc.spec.version import version_key
+
+WIDE_CACHE = 2  # bytes of an element; a quantised cache needs fused attention
+
+
+def older(version: str, than: str | None) -> bool:
+    """Whether a version comes before another one, false where either has no numbers."""
+    own, other = version_key(version), version_key(than) if than is not None else None
+    return own is not None and other is not None and own < other
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +75,14 @@ class Rates:
         self.bandwidth = self.gpu.memory_bandwidth.line("memory_bandwidth")
         self.wide = self._wide_math()
         self.at_once = recipe.max_num_batched_tokens
-        micro = engine.at(recipe.version).micro_batch_tokens
+        era = engine.at(recipe.version)
+        micro = era.micro_batch_tokens
         if micro is not None:
             self.at_once = min(self.at_once, int(micro.value))
         self.eager = self.speed.eager or (recipe.enforce_eager and bool(self.speed.host_layer))
+        self.unfused = bool(era.number("attention_scores", 0)) and recipe.kv_bytes >= WIDE_CACHE
+        self.widens = older(recipe.version, self.speed.widens_before)
+        self.one_by_one = older(recipe.version, self.speed.experts_together)  # experts
         self._rates: dict[tuple[float, bool], dict[str, Any]] = {}
 
     def _wide_math(self) -> str:

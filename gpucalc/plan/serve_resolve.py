@@ -10,7 +10,7 @@ from gpucalc.graph import Graph, Moe
 from gpucalc.plan.answer import Assumption
 from gpucalc.plan.rules import Degrees, broken_rules
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, Traffic
-from gpucalc.plan.weight_formats import DTYPE_BYTES, KV_BYTES, weight_format
+from gpucalc.plan.weight_formats import DTYPE_BYTES, KV_BYTES, as_gguf, weight_format
 from gpucalc.spec.engine import CardSize, EngineEra, EngineSpec, of_size
 from gpucalc.spec.figure import Figure
 from gpucalc.spec.gpu import GpuSpec
@@ -83,7 +83,9 @@ def serve_recipe(
     if run.version is None:
         choose("version", version, f"{engine.name} as measured last; defaults and memory differ by version")
     era = engine.at(version)
-    weights, why = weight_format(run.quant, run.dtype, spec, graph)
+    quant, told = as_gguf(run.quant, spec) if engine.id == "llamacpp" else (run.quant, "")
+    weights, why = weight_format(quant, run.dtype, spec, graph)
+    why = told or why
     if why:
         choose("quant", weights.name, why)
     kv_dtype = _kv_dtype(run)

@@ -228,7 +228,24 @@ def _published(dtype: str, kept: float, spec: ModelSpec) -> tuple[WeightFormat, 
     return _plain(dtype, kept), f"no quantisation: {dtype} as published"
 
 
+def as_gguf(quant: str | None, spec: ModelSpec) -> tuple[str | None, str]:
+    """The GGUF type of a run's weights, and why where it is not the one asked for.
+
+    Raises UnknownName for formats that only checkpoints of other engines have.
+    """
+    native = published_formats(spec)
+    if quant == "mxfp4" or (quant is None and "mxfp4" in native):
+        return "mxfp4_moe", "GGUF files keep MXFP4 for experts and hold the rest in eight bits"
+    if quant is None and native:
+        return "q8_0", f"published in {native[0]}, which GGUF has no type for; eight bits are the nearest"
+    if quant in _STORED:
+        legal = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "iq4_xs", "iq3_xxs", "iq2_xxs", "f16")
+        raise UnknownName("llama.cpp reads GGUF files", key="run.quant", given=quant, legal=legal)
+    return quant, ""
+
+
 # -- GGUF -----------------------------------------------------------------------------------------
+
 
 def gguf(name: str, graph: Graph) -> WeightFormat:
     """The bytes of a GGUF mix for one model. Raises UnknownName."""
@@ -245,6 +262,7 @@ def gguf(name: str, graph: Graph) -> WeightFormat:
         legal = (
             *("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_0", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k"),
             *("q8_0", "f16", "iq4_xs", "iq4_nl", "iq3_xxs", "iq3_s", "iq2_xxs", "iq2_xs", "iq1_s"),
+            "mxfp4_moe",
         )
         raise UnknownName(
             "unknown GGUF type", key="run.quant", given=name, legal=legal, near=nearest(asked, legal)
@@ -286,6 +304,8 @@ def _mix(name: str, graph: Graph) -> tuple[float, float, float, dict[str, float]
     def blend(share: float, many: str, few: str) -> float:
         return share * g[many] + (1 - share) * g[few]
 
+    if name == "mxfp4_moe":  # experts as published, the rest in eight bits
+        return g["q8_0"], g["q8_0"], g["q8_0"], {"experts": _MXFP4}
     if name in ("f32", "f16", "bf16", "q8_0", "q6_k"):
         return g[name], g[name], g[name], {}
     if name in ("q4_0", "q4_1", "q5_0", "q5_1"):

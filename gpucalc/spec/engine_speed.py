@@ -68,7 +68,9 @@ class EngineSpeed(Spec):
     the GPU's libraries bound them not. mixes_prefill: prompt chunks share passes with decoding. reserves: a
     request is admitted only when its whole length fits the cache. rewrites_cache: each step copies keys and
     values and widens them to the query heads. grouped_since: the version before which each query head reads
-    its keys and values anew.
+    its keys and values anew. widens_before: the version before which weights of fewer bits are written out
+    in 16 bit before many rows are multiplied with them. expert_launch: time a matrix of each expert takes
+    where they are multiplied with one after another, until the version of experts_together.
     """
 
     weights: dict[WeightClass, WeightSpeed]
@@ -87,6 +89,9 @@ class EngineSpeed(Spec):
     reserves: bool = False
     rewrites_cache: bool = False
     grouped_since: str | None = None
+    widens_before: str | None = None
+    expert_launch: Figure | None = None
+    experts_together: str | None = None
     multiplies_in: Literal["fp16"] | None = None  # whatever the dtype
 
     def of_class(self, name: WeightClass, version: str) -> WeightSpeed | None:
