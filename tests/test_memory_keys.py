@@ -1,0 +1,113 @@
+"""What single keys of a run add to its memory, line by line, on one small model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpucalc.builders.build import build_graph
+from gpucalc.catalog import open_catalog
+from gpucalc.line import Line
+from gpucalc.plan.memory import memory_peak
+from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
+from gpucalc.plan.time import step_time
+from gpucalc.spec.job import TrainRun
+from gpucalc.spec.model import ModelSpec
+
+HIDDEN, FFN, VOCAB, LAYERS = 512, 1024, 2048, 4
+SPEC = {
+    "name": "model", "architecture": "llama", "layers": LAYERS, "hidden": HIDDEN, "heads": 8, "kv_heads": 8,
+    "ffn": FFN, "vocab": VOCAB,
+}  # fmt: skip
+GRAPH = build_graph(ModelSpec.read(SPEC))
+PARAMS = LAYERS * (4 * HIDDEN**2 + 3 * HIDDEN * FFN + 2 * HIDDEN) + 2 * VOCAB * HIDDEN + HIDDEN
+CATALOG = open_catalog()
+
+
+def phases(gpus: int = 1, graph: Any = GRAPH, **run: Any) -> dict[str, Line]:
+    """The allocated lines of every phase of the only stage."""
+    base = {"framework": "ddp", "precision": "bf16", "seq_len": 256, "micro_batch": 1}
+    settled, _ = settle(TrainRun.read({**base, **run}))
+    layout, _ = resolve_layout(settled, graph, gpus=gpus)
+    (stage,) = memory_peak(graph, layout, resolve_recipe(settled, graph), hopper_or_later=True).tree.children
+    return {phase.name: phase.child("allocated") for phase in stage.children}
+
+
+def names(line: Line) -> set[str]:
+    return {child.name for child in line.children}
+
+
+# --- copies of the model -----------------------------------------------------------------------------------
+
+
+def test_models_that_are_not_trained() -> None:
+    held = phases(reference_model=True, reward_models=2)
+    for phase in ("load", "forward", "backward", "step"):
+        assert held[phase].child("reference_weights").value == 2 * PARAMS
+        assert held[phase].child("reward_weights").value == 2 * 2 * PARAMS
+    assert "reward_weights" not in names(phases()["step"])
+    sharded = phases(4, framework="fsdp", reward_models=1)["step"]
+    assert sharded.child("reward_weights").value == 2 * PARAMS / 4
+    adapters = phases(method="lora", reward_models=1)["step"]
+    assert adapters.child("reward_weights").value == 2 * PARAMS
+
+
+def test_models_that_are_not_trained_read_every_sequence() -> None:
+    cluster = CATALOG.cluster([(None, 1, "h100")])
+
+    def step(**run: Any) -> Line:
+        base = {"framework": "ddp", "seq_len": 256, "micro_batch": 1, "grad_accum": 4}
+        settled, _ = settle(TrainRun.read({**base, **run}))
+        layout, _ = resolve_layout(settled, GRAPH, gpus=1)
+        return step_time(GRAPH, layout, resolve_recipe(settled, GRAPH), cluster)
+
+    found = step(reference_model=True, reward_models=2)
+    once = found.child("forward").value
+    assert found.child("reference_forward").value == pytest.approx(once)
+    assert found.child("reward_forward").value == pytest.approx(2 * once)
+    assert found.value - step().value == pytest.approx(3 * once)
+
+
+@pytest.mark.parametrize(
+    ("run", "gpus", "bytes_held"),
+    [
+        ({}, 1, 4 * PARAMS),
+        ({"precision": "bf16-pure"}, 1, 2 * PARAMS),
+        ({"framework": "fsdp"}, 4, 4 * PARAMS / 4),
+        ({"framework": "deepspeed", "zero_stage": 2}, 4, 4 * PARAMS),  # copied before the engine casts
+    ],
+)
+def test_averaged_weights(run: dict[str, Any], gpus: int, bytes_held: float) -> None:
+    for phase in ("load", "backward", "step"):
+        assert phases(gpus, **run, ema=True)[phase].child("averaged_weights").value == bytes_held
+
+
+# --- 16 bit through and through ----------------------------------------------------------------------------
+
+
+def test_deepspeed_makes_no_fp32_of_what_is_all_in_16_bit() -> None:
+    shared = {"framework": "deepspeed", "zero_stage": 2}
+    mixed, pure = phases(2, **shared), phases(2, **shared, precision="bf16-pure")
+    assert {"fp32_gradient_partition", "flat_gradients"} <= names(mixed["step"])
+    assert not {"fp32_gradient_partition", "flat_gradients"} & names(pure["step"])
+    assert "master_partition" not in names(pure["load"])
+    assert pure["step"].child("optimizer_states").value == 4 * PARAMS / 2
+
+
+def test_megatron_keeps_no_gradient_buffers_of_frozen_weights() -> None:
+    assert "dummy_weight_gradients" in names(phases(framework="megatron")["step"])
+    assert "dummy_weight_gradients" not in names(phases(framework="megatron", method="lora")["step"])
+
+
+# --- networks known by their totals ------------------------------------------------------------------------
+
+
+def test_fsdp_gathers_a_network_by_size() -> None:
+    def gathered(model: str) -> float:
+        found = phases(8, build_graph(CATALOG.model(model)), framework="fsdp")["forward"]
+        return float(found.child("gathered_weights").value)
+
+    # the flat buffer of a unit, its copy, and the unit that is gathered ahead
+    assert gathered("flux.1-dev") == 3 * 2 * 100_000_000
+    assert gathered("resnet-50") == 3 * 2 * 25_557_032
