@@ -43,6 +43,18 @@ def weight_bytes(*, params: Num, parameter_bytes: Num, shard: Num, zero_stage: N
 
 @formula(
     unit="bytes",
+    source="MMEngine's EMAHook, timm's ModelEmaV3 and diffusers' EMAModel copy the model they average, read",
+)
+def averaged_weight_bytes(*, params: Num, element_bytes: Num, shard: Num, zero_stage: Num) -> Num:
+    """A moving average of the weights, kept beside them and divided where they are.
+
+    element_bytes: of the weights that are averaged; trainers copy the fp32 ones, before any cast.
+    """
+    return params * element_bytes / where(zero_stage >= 3, shard, 1)
+
+
+@formula(
+    unit="bytes",
     source="from_pretrained and trainers that upcast what is trained, before deepspeed.initialize casts it"
     " again: LlamaFactory issue 4549 (out of memory while upcasting), dllm issue 9 (2 bytes a parameter"
     " refused beside 4 on 40 GB)",

@@ -87,6 +87,15 @@ CUBLAS_WORKSPACE = {
     ),
 }
 
+# What FSDP gathers at a time of a network whose layers are not known.
+SIZE_BASED_WRAP = Line(
+    "min_num_params",
+    100_000_000,
+    "parameters",
+    Kind.ASSUMED,
+    source="torch.distributed.fsdp.wrap.size_based_auto_wrap_policy: min_num_params, its default",
+)
+
 # DeepSpeed configuration defaults, in elements.
 DEEPSPEED_REDUCE_BUCKET = Line(
     "reduce_bucket_elements",

@@ -152,7 +152,7 @@ def checkpoint_size(graph: Graph, recipe: Recipe) -> Line:
         tp=1, pp=1, vpp=1, cp=1, ep=1, etp=1, dp=1, shard=1, zero_stage=0, micro_batch=1, micro_batches=1,
         sequence_parallel=False, schedule="none",
     )  # fmt: skip
-    kept = replace(recipe, offload=(), reference_model=False)
+    kept = replace(recipe, offload=(), reference_model=False, reward_models=0)
     rank = Rank(graph, stages(graph, pp=1, vpp=1)[0], one, kept, hopper_or_later=False)
     lines = [line for line in states(rank) if line.name != "frozen_weights"]
     if recipe.adapters is not None:  # the base is on the disk already

@@ -151,6 +151,13 @@ class Recipe:
     host_load: str  # every-rank | one-rank | none: whole copies of the weights in host memory while loading
     frozen: tuple[str, ...]  # any of vision_tower, embedding, head: not trained
     reference_model: bool  # a frozen copy in the compute type beside the trained model
+    reward_models: int  # more of them, that score answers
+    ema: bool  # a moving average of the trained weights
+
+    @property
+    def fp32_masters(self) -> bool:
+        """Whether 16-bit weights are stepped in fp32 beside them; -pure runs hold nothing in fp32."""
+        return self.parameter_bytes == 2 and not self.precision.endswith("-pure")
 
     @property
     def stream_bytes(self) -> int:

@@ -268,6 +268,8 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         host_load=run.host_load or "none",
         frozen=run.frozen,
         reference_model=run.reference_model,
+        reward_models=run.reward_models,
+        ema=run.ema,
     )
 
 

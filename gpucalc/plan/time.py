@@ -184,8 +184,15 @@ def step_of(
         if lines
     ]
     parts = [_with_children(part) for part in parts]
-    if recipe.reference_model:  # the frozen copy reads every sequence too
-        parts += [replace(part, name="reference_forward") for part in parts if part.name == "forward"]
+    # Frozen models read every sequence too.
+    read = (("reference_forward", int(recipe.reference_model)), ("reward_forward", recipe.reward_models))
+    parts += [
+        _with_children(compute(name, f.repeated_s, each_s=part.inputs["each_s"], times=models * count))
+        for part in parts
+        if part.name == "forward"
+        for name, models in read
+        if models
+    ]
     if layout.pp > 1:
         ideal = Line("micro_batch", micro_batch, "s", Kind.MODELLED, source=ABOVE)
         split = layout.schedule in SPLIT_SCHEDULES

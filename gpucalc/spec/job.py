@@ -385,6 +385,11 @@ class TrainRun(Spec):
         description="a frozen 16-bit copy beside the trained model (DPO, RLHF); a chosen and a rejected"
         " answer are two sequences of the micro-batch",
     )
+    reward_models: Annotated[int, _whole(16, least=0)] = Field(
+        default=0,
+        description="frozen 16-bit models of the trained one's size that score its answers (PPO, GRPO)",
+    )
+    ema: Flag = Field(default=False, description="a moving average of the trained weights beside them (EMA)")
     loaded_as: Annotated[str, _named(LOADED_AS)] | None = Field(
         default=None, description="element type of trained weights before the engine casts them"
     )
