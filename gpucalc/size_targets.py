@@ -14,8 +14,8 @@ from gpucalc.spec.job import MAX_TOKENS, ServeRun, TrainRun
 from gpucalc.units import seconds
 
 HOUR_S = 3600.0
-_UNITS_S = {"min": 60.0, "h": HOUR_S, "d": 24 * HOUR_S, "w": 7 * 24 * HOUR_S}
-_WORDS = {"minutes": "min", "minute": "min", "hours": "h", "hour": "h", "days": "d", "day": "d"}
+_UNITS_S = {"s": 1.0, "min": 60.0, "h": HOUR_S, "d": 24 * HOUR_S, "w": 7 * 24 * HOUR_S}
+_WORDS = {"seconds": "s", "second": "s", "minutes": "min", "minute": "min", "hours": "h", "hour": "h", "days": "d", "day": "d"}
 _WORDS |= {"weeks": "w", "week": "w"}
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]{1,3})?)\s*([a-z]*)", re.IGNORECASE)
@@ -99,7 +99,7 @@ def parse_targets(
 
 def parse_duration(text: str, where: str) -> float:
     """Seconds of a duration such as 36h, 30 days, 2.5d. Raises InputError."""
-    legal = "a number with min, h, days or weeks, such as 36h or 30 days"
+    legal = "a number with s, min, h, days or weeks, such as 36h or 30 days"
     match = _AMOUNT.fullmatch(text.strip())
     unit = match[2].lower() if match else ""
     unit = _WORDS.get(unit, unit)

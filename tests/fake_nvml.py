@@ -39,8 +39,10 @@ H100 = {
     "PersistenceMode": 1,
     "UtilizationRates": SimpleNamespace(gpu=0, memory=0),
     "ComputeRunningProcesses": [],
+    "RemappedRows": (0, 0, 0, 0),
     "links": 18,
     "instances": [],
+    "xid": [],
 }
 # What a GeForce driver does not answer.
 RTX4090 = {
@@ -53,6 +55,7 @@ RTX4090 = {
     "TotalEccErrors": "NotSupported",
     "MigMode": "NotSupported",
     "BAR1MemoryInfo": SimpleNamespace(bar1Total=256 * 2**20, bar1Used=0, bar1Free=0),
+    "RemappedRows": "NotSupported",
     "links": "NotSupported",
 }
 
@@ -107,6 +110,17 @@ class FakeNvml:
 
     def nvmlDeviceGetNvLinkRemotePciInfo(self, _: Any, link: int) -> Any:
         return SimpleNamespace(busId=f"00000000:0{link % 4}:00.0")
+
+    def nvmlEventSetCreate(self) -> list[int]:
+        return []
+
+    def nvmlDeviceRegisterEvents(self, handle: Any, _: int, events: list[int]) -> None:
+        events.extend(answered(handle, "xid"))
+
+    def nvmlEventSetWait_v2(self, events: list[int], _: int) -> Any:
+        if not events:
+            raise error("Timeout")
+        return SimpleNamespace(eventData=events.pop(0))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("nvmlDeviceGet"):

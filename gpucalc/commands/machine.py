@@ -11,7 +11,11 @@ from gpucalc.commands.base import CatalogDir, Json, Sets, Task, app, draw, emit,
 from gpucalc.errors import ExitCode
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Callable
+
+    from gpucalc.catalog import Catalog
+    from gpucalc.probe.command import Options
+    from gpucalc.probe.stages import Asked
 
 
 @app.command("probe")
@@ -24,6 +28,24 @@ def probe_command(
     comm: Annotated[
         bool, typer.Option("--comm", help="Collectives, one process per GPU; also under torchrun or srun.")
     ] = False,
+    stages: Annotated[
+        str | None,
+        typer.Option(
+            "--stages",
+            metavar="JOB",
+            help="Train JOB's model cut to what fits: on one card, on all, then for long; against its plan.",
+            autocompletion=job_names,
+        ),
+    ] = None,
+    soak: Annotated[
+        str, typer.Option("--soak", metavar="TIME", help="Length of the last stage: 30s, 10min, 72h, 0.")
+    ] = "72h",
+    inject: Annotated[
+        str | None,
+        typer.Option(
+            "--inject", metavar="FAULT", help="kill-rank or slow-rank, =N for which: is it noticed?"
+        ),
+    ] = None,
     device: Annotated[str, typer.Option("--device", metavar="cuda|cpu", help="What is measured.")] = "cuda",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer points; under a minute on a CPU.")] = False,
     ranks: Annotated[
@@ -33,12 +55,19 @@ def probe_command(
         float, typer.Option("--timeout", metavar="SECONDS", help="A lost rank is reported within this.")
     ] = 30.0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Calibration; named by date if not.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Calibration, or record of stages to go on with."
+        ),
     ] = None,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", metavar="SPEC", help="GPUs JOB is for; those at hand if not.")
+    ] = None,
+    sets: Sets = None,
     catalog: CatalogDir = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine, for plan --calibration."""
+    """Measure this machine, for plan --calibration; try a job on it with --stages."""
     from gpucalc.catalog import open_catalog
     from gpucalc.errors import CannotMeasure, InputError
     from gpucalc.probe import command
@@ -47,7 +76,7 @@ def probe_command(
     known = open_catalog(catalog)
     asked = {"matmul": matmul, "copy": copy, "comm": comm}
     if take_inventory:
-        if any(asked.values()) or device != "cuda":
+        if any(asked.values()) or stages is not None or device != "cuda":
             raise InputError("stands alone: it reads the driver of NVIDIA GPUs", where="--inventory")
         found = command.attached(known)
         if as_json:
@@ -55,13 +84,22 @@ def probe_command(
         else:
             draw(probe.inventory(found))
         return
-    tasks = tuple(name for name, wanted in asked.items() if wanted) or command.TASKS
-    options = command.Options(tasks, device, quick, ranks, timeout, output)
 
     def told(point: dict[str, Any]) -> None:
         if words := probe.progress(point):
             typer.echo(words, err=True)
 
+    if stages is not None:
+        if any(asked.values()):
+            raise InputError("stands alone: it measures a job, not constants", where="--stages")
+        options = command.Options(("stages",), device, quick, ranks, timeout, output, inject)
+        _tried(options, command.asked(stages, soak, gpus, sets), known, told, as_json=as_json)
+        return
+    for flag, given in (("--gpus", gpus), ("--set", sets), ("--soak", soak != "72h" or None)):
+        if given is not None:
+            raise InputError("says something of a job", where=flag, legal="with --stages JOB")
+    tasks = tuple(name for name, wanted in asked.items() if wanted) or command.TASKS
+    options = command.Options(tasks, device, quick, ranks, timeout, output, inject)
     result = command.measure(options, known, told=told)
     if result is None:  # not the first rank of a program of several
         return
@@ -73,6 +111,29 @@ def probe_command(
         emit(f"written to {result.path}: plan --calibration {result.path}")
     if result.failure:
         raise CannotMeasure(f"{result.failure}; what was measured until then is in {result.path}")
+
+
+def _tried(
+    options: Options, asked: Asked, known: Catalog, told: Callable[[dict[str, Any]], None], *, as_json: bool
+) -> None:
+    """The stages of a job; exit 1 where the machine failed them, 4 where they ended early."""
+    from gpucalc.errors import CannotMeasure
+    from gpucalc.probe import command
+
+    result = command.rehearse(options, asked, known, told=told)
+    if result is None:
+        return
+    if as_json:
+        emit_json({"file": str(result.path), "failure": result.failure, "stages": result.summary.document()})
+    else:
+        from gpucalc.report import stages
+
+        draw(stages.summary(result.summary))
+        emit(f"record in {result.path}; the same command with -o {result.path} goes on with it")
+    if result.failure:
+        raise CannotMeasure(f"{result.failure}; what was measured until then is in {result.path}")
+    if result.summary.verdict == "failed":
+        raise typer.Exit(ExitCode.NO)
 
 
 @app.command("doctor")

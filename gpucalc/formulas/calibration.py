@@ -43,3 +43,37 @@ def line_slope_s_per_byte(*, weight: Num, x_bytes: Num, y_s: Num, xx_bytes2: Num
 def line_intercept_s(*, weight: Num, x_bytes: Num, y_s: Num, slope_s_per_byte: Num) -> Num:
     """Time of an empty message, from the weighted sums of 1, x and y."""
     return (y_s - slope_s_per_byte * x_bytes) / weight
+
+
+@formula(unit="tokens/s", source=_ARITHMETIC)
+def achieved_tokens_per_s(*, tokens: Num, elapsed_s: Num) -> Num:
+    """Rate at which tokens were trained on."""
+    return tokens / elapsed_s
+
+
+@formula(
+    unit="fraction", source="PyTorch, CUDA semantics: memory_reserved is what the caching allocator holds"
+)
+def idle_share(*, reserved_bytes: Num, allocated_bytes: Num) -> Num:
+    """Share of the allocator's memory that no tensor uses: how fragmented, or how idle, it is."""
+    return (reserved_bytes - allocated_bytes) / reserved_bytes
+
+
+@formula(unit="fraction", source=_ARITHMETIC)
+def drift(*, first: Num, last: Num) -> Num:
+    """Change of a rate between the first and the last part of a run."""
+    return last / first - 1
+
+
+@formula(unit="fraction", source=_ARITHMETIC)
+def deviation(*, measured: Num, predicted: Num) -> Num:
+    """How far a measurement lies above what was predicted."""
+    return measured / predicted - 1
+
+
+@formula(
+    unit="GPU h", source="Rule of three (Hanley and Lippman-Hand 1983): no event in n gives a rate below 3/n"
+)
+def mtbf_bound_gpu_h(*, hours: Num, gpus: Num) -> Num:
+    """Mean time between failures that a run without any failure shows at 95 %."""
+    return hours * gpus / 3

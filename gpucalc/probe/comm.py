@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 from gpucalc.formulas import calibration, comm
 from gpucalc.probe.device import Device, doubtful, summary
+from gpucalc.probe.lag import LATE_S, RUNNING, Streak, latest
 from gpucalc.probe.sweeps import Sweep
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "send_recv")
@@ -31,13 +33,21 @@ class Group:
     rank: int
     ranks: int
     say: Callable[[str], None]  # told what is about to run, so that a rank that stops can be named
+    behind: Streak = field(default_factory=Streak)  # how often one rank came late
+
+
+class _Late(Exception):
+    """One rank keeps the others waiting: what is measured is its delay."""
 
 
 def measure(group: Group, plan: Sweep) -> Iterator[dict[str, Any]]:
-    """One point per operation and size, the same on every rank."""
-    for op in OPERATIONS:
-        for size in plan.message_bytes:
-            yield _point(group, op, size, plan)
+    """One point per operation and size, the same on every rank; one that says why where it ends early."""
+    try:
+        for op in OPERATIONS:
+            for size in plan.message_bytes:
+                yield _point(group, op, size, plan)
+    except _Late as late:
+        yield {"kind": "failure", "why": str(late)}
 
 
 def _point(group: Group, op: str, wanted: int, plan: Sweep) -> dict[str, Any]:
@@ -61,8 +71,7 @@ def _point(group: Group, op: str, wanted: int, plan: Sweep) -> dict[str, Any]:
     times = []
     for number in range(plan.samples):
         group.say(f"{what}, sample {number + 1} of {plan.samples}")
-        _slowest(group, [0.0])  # all start together
-        device.synchronize()
+        _meet(group, what)
         times.append(device.timed(several))
     taken = summary(_slowest(group, times), steps)
     state = device.conditions()
@@ -124,6 +133,24 @@ def _operation(group: Group, op: str, each: int) -> tuple[Callable[[], None], Ca
             request.wait()
 
     return ring, lambda: bool(torch.equal(target, places * (before + 1)))
+
+
+def _meet(group: Group, what: str) -> None:
+    """All start together. Raises _Late on every rank when one keeps coming after the others."""
+    torch, device = group.device.torch, group.device
+    device.synchronize()
+    start = perf_counter()
+    _slowest(group, [0.0])
+    device.synchronize()
+    waits = torch.zeros(group.ranks, dtype=torch.float64, device=device.place)
+    waits[group.rank] = perf_counter() - start
+    torch.distributed.all_reduce(waits)
+    rank, late_s = latest([float(value) for value in waits.tolist()])
+    if group.behind.add(rank, late_s, LATE_S):
+        raise _Late(
+            f"rank {rank} is slow: {late_s:.1f} s after the others {RUNNING} times in a row during {what}"
+        )
+    device.synchronize()
 
 
 def _slowest(group: Group, times: list[float]) -> list[float]:

@@ -14,13 +14,13 @@ from typing import Any
 
 from gpucalc.errors import CannotMeasure
 from gpucalc.formulas import calibration
-from gpucalc.probe.inventory import throttles
 from gpucalc.probe.nvml import INSTEAD, library, read
+from gpucalc.probe.watch import Watch
 
 SPREAD = 0.3  # a middle half of the samples wider than this share of the median is not trusted
 BUSY_LOAD = 0.5  # load average per core above which a CPU has other work
 # A power cap is how current GPUs run flat out; these are not.
-_DOUBTFUL_THROTTLES = {
+DOUBTFUL_THROTTLES = {
     *("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake")
 }
 _MOST_STEPS = 2000  # of one sample; a graph of more takes longer to record than to measure
@@ -57,7 +57,7 @@ class Device:
 
     def __init__(self, kind: str, index: int = 0) -> None:
         self.torch = torch_module()
-        self.kind = kind
+        self.kind, self.index = kind, index
         if kind == "cuda":
             if not self.torch.cuda.is_available():
                 raise CannotMeasure(f"torch sees no CUDA GPU; {INSTEAD}")
@@ -69,19 +69,19 @@ class Device:
             self.place = self.torch.device("cpu")
             self.cache_bytes = _CPU_CACHE_BYTES
         self.beat: Callable[[], None] = lambda: None  # called before each timed run: a sign of life
-        self._nvml, self._handle = self._watch()
+        self.watch = self._watched()
 
-    def _watch(self) -> tuple[Any, Any]:
-        """NVML's handle of a CUDA device, to look at clocks; none when it cannot be had."""
+    def _watched(self) -> Watch | None:
+        """NVML's account of a CUDA device, for clocks and health; none when it cannot be had."""
         if self.kind != "cuda":
-            return None, None
+            return None
         try:
             nvml = library()
             nvml.nvmlInit()
-            uuid = f"GPU-{self.properties.uuid}"
-            return nvml, read(nvml, lambda: nvml.nvmlDeviceGetHandleByUUID(uuid)).value
+            found = read(nvml, lambda: nvml.nvmlDeviceGetHandleByUUID(f"GPU-{self.properties.uuid}"))
+            return None if found.value is None else Watch(nvml, found.value)
         except Exception:  # a measurement without clocks is still one
-            return None, None
+            return None
 
     def synchronize(self) -> None:
         """Wait until everything handed over has run."""
@@ -125,24 +125,16 @@ class Device:
 
     def conditions(self) -> dict[str, Any]:
         """Clock and throttling right after a measurement; nothing for a CPU."""
-        if self._handle is None:
-            return {}
-        nvml, handle = self._nvml, self._handle
-        clock = read(nvml, lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-        bits = read(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-        found: dict[str, Any] = {} if clock.value is None else {"sm_clock_mhz": clock.value}
-        if bits.value is not None:
-            found["throttled_by"] = throttles(bits.value)
-        return found
+        return self.watch.pace() if self.watch is not None else {}
 
     def busy(self) -> str | None:
         """What else runs on the device, before anything is measured."""
         if self.kind == "cpu":
             load, cores = os.getloadavg()[0], os.cpu_count() or 1
             return f"load {load:.1f} on {cores} cores" if load > BUSY_LOAD * cores else None
-        if self._handle is None:
+        if self.watch is None:
             return None
-        nvml, handle = self._nvml, self._handle
+        nvml, handle = self.watch.nvml, self.watch.handle
         others = read(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)).value or []
         pids = [process.pid for process in others if process.pid != os.getpid()]
         return f"processes {', '.join(map(str, pids))} run on it" if pids else None
@@ -150,7 +142,7 @@ class Device:
 
 def doubtful(conditions: dict[str, Any]) -> list[str]:
     """Throttling that makes a time worthless."""
-    bad = [reason for reason in conditions.get("throttled_by", ()) if reason in _DOUBTFUL_THROTTLES]
+    bad = [reason for reason in conditions.get("throttled_by", ()) if reason in DOUBTFUL_THROTTLES]
     return [f"throttled: {', '.join(bad)}"] if bad else []
 
 

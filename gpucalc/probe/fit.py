@@ -107,9 +107,7 @@ def fit_link(
     return min(fits, key=lambda found: found[0])[1]
 
 
-def _fit_link(
-    points: Sequence[tuple[float, float]], bus_factor: float, ramp: float
-) -> tuple[float, LinkFit]:
+def _fit_link(points: Sequence[tuple[float, float]], bus_factor: float, ramp: float) -> tuple[float, LinkFit]:
     alpha, slope = _line(points)
     smallest = min(seconds for _, seconds in points)
     # A slope or intercept that noise has driven below zero still needs a positive start.

@@ -176,7 +176,7 @@ def _fields(nvml: Any, handle: Any) -> list[tuple[str, str, Callable[[], Any]]]:
         ("power_limit", "W", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
         ("power_default", "W", lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000),
         ("temperature", "C", lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-        ("throttled_by", "", lambda: throttles(_clock_reasons(nvml, handle))),
+        ("throttled_by", "", lambda: throttles(clock_reasons(nvml, handle))),
         ("pcie_gen", "", lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
         ("pcie_gen_max", "", lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
         ("pcie_lanes", "", lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
@@ -189,7 +189,7 @@ def _fields(nvml: Any, handle: Any) -> list[tuple[str, str, Callable[[], Any]]]:
     ]
 
 
-def _clock_reasons(nvml: Any, handle: Any) -> int:
+def clock_reasons(nvml: Any, handle: Any) -> int:
     """The reasons under their new name, or the old one that drivers before R535 know."""
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))

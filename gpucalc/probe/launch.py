@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,18 +80,19 @@ def _watch(
     on_point: Callable[[dict[str, Any]], None],
 ) -> Outcome:
     points: list[dict[str, Any]] = []
+    lines = _Lines(folder / "points")
     signs: list[tuple[int, str]] = [(0, "starting")] * len(workers)
     moved = monotonic()
     while True:
         codes = [worker.poll() for worker in workers]  # before the points: an ended rank has written all
-        for point in _points(folder, len(points)):
+        for point in lines.fresh():
             points.append(point)
             on_point(point)
         fresh = [_sign(folder, rank) or signs[rank] for rank in range(len(workers))]
         if fresh != signs:
             signs, moved = fresh, monotonic()
         if all(code == 0 for code in codes):
-            return Outcome(tuple(points), None)
+            return Outcome(tuple(points), failure(points))
         if any(code not in (None, 0) for code in codes):
             return Outcome(tuple(points), _lost(workers, folder, signs))
         limit = timeout_s if all(count for count, _ in signs) else max(timeout_s, _START_S)
@@ -161,13 +162,28 @@ def _sign(folder: Path, rank: int) -> tuple[int, str] | None:
     return int(count), str(what)
 
 
-def _points(folder: Path, known: int) -> list[dict[str, Any]]:
-    """The complete lines beyond those already known."""
-    try:
-        text = (folder / "points").read_text(encoding="utf-8")
-    except OSError:
-        return []
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()[known:]]
+class _Lines:
+    """A file of JSON lines read as it grows, each complete line once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.at = path, 0
+
+    def fresh(self) -> list[dict[str, Any]]:
+        """The lines written since the last look."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.at)
+                text = file.read()
+        except OSError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        self.at += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def failure(points: Sequence[Mapping[str, Any]]) -> str | None:
+    """What the ranks themselves say ended the measurement early."""
+    return next((str(point["why"]) for point in points if point["kind"] == "failure"), None)
 
 
 def _end(workers: list[subprocess.Popen[bytes]]) -> None:

@@ -12,14 +12,16 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpucalc.probe import comm, copy, matmul
+from gpucalc.probe import comm, copy, matmul, rehearsal
 from gpucalc.probe.device import Device
+from gpucalc.probe.inject import Fault
 from gpucalc.probe.sweeps import sweep
 
 _PR_SET_PDEATHSIG = 1
@@ -36,6 +38,8 @@ class Config:
     rendezvous: str
     timeout_s: float
     folder: str
+    inject: str | None = None
+    stages: dict[str, Any] | None = None  # what is trained, and what is done already
 
     def write(self) -> Path:
         """The configuration as a file in its folder."""
@@ -48,6 +52,8 @@ def points(
     config: Config, rank: int, local_rank: int, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[dict[str, Any]]:
     """Everything one rank measures; the first point says with which software on which device."""
+    if config.inject is not None:
+        say = Fault.parse(config.inject, config.ranks).into(say, rank)
     device = Device(config.device, local_rank)
     plan = sweep(config.device, quick=config.quick)
     yield {"kind": "software", **_software(device), "busy": device.busy()}
@@ -55,30 +61,65 @@ def points(
         if task in config.tasks:
             device.beat = partial(say, task)
             yield from module.measure(device, plan)
+    device.beat = lambda: None  # collectives and training steps say for themselves what they do
+    if config.ranks > 1 and config.device == "cpu":
+        device.torch.set_num_threads(1)  # ranks on one CPU would only get in each other's way
+    if "stages" in config.tasks:
+        yield from _stages(config, device, rank, say)
     if "comm" in config.tasks:
-        torch = device.torch
-        torch.set_num_threads(1)  # ranks on one CPU would only get in each other's way
-        backend = "nccl" if config.device == "cuda" else "gloo"
-        device.beat = lambda: None  # collectives say for themselves what they do
-        say("the meeting of the ranks")
-        extra = {"device_id": device.place} if config.device == "cuda" else {}
-        torch.distributed.init_process_group(
-            backend,
-            init_method=config.rendezvous,
-            rank=rank,
-            world_size=config.ranks,
-            timeout=timedelta(seconds=config.timeout_s),
-            **extra,
-        )
-        yield from comm.measure(comm.Group(device, rank, config.ranks, say), plan)
-        torch.distributed.destroy_process_group()
+        with _met(config, device, rank, say) as group:
+            yield from comm.measure(group, plan)
+
+
+def _stages(
+    config: Config, device: Device, rank: int, say: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """The stages that are still to be done; one card needs no meeting of ranks."""
+    asked = config.stages
+    assert asked is not None
+    steps = rehearsal.QUICK_STEPS if config.quick else rehearsal.STEPS
+    own = asked["done"].get("alone")
+    if own is None:
+        own = rehearsal.alone(device, asked["alone"], say, steps)
+        yield own
+    with _met(config, device, rank, say) as group:
+        # The record lies with the first rank, which knows what is done already.
+        known = {"done": list(asked["done"]), "over_s": asked["done_s"], "windows": asked["windows"]}
+        first = rehearsal.gathered(group, known)[0]
+        if asked["together"] is not None and "together" not in first["done"]:
+            yield from rehearsal.together(group, asked["together"], own, steps)
+        if asked["soak_s"] > first["over_s"]:
+            last = asked["together"] or asked["alone"]
+            span = rehearsal.Span(asked["soak_s"], first["over_s"], first["windows"], config.timeout_s)
+            yield from rehearsal.soak(group, last, span)
+
+
+@contextmanager
+def _met(config: Config, device: Device, rank: int, say: Callable[[str], None]) -> Iterator[comm.Group]:
+    """The ranks as one process group, left again in good order; a single rank is one by itself."""
+    group = comm.Group(device, rank, config.ranks, say)
+    if config.ranks == 1:
+        yield group
+        return
+    distributed = device.torch.distributed
+    say("the meeting of the ranks")
+    distributed.init_process_group(
+        "nccl" if config.device == "cuda" else "gloo",
+        init_method=config.rendezvous,
+        rank=rank,
+        world_size=config.ranks,
+        timeout=timedelta(seconds=config.timeout_s),
+        **({"device_id": device.place} if config.device == "cuda" else {}),
+    )
+    yield group
+    distributed.destroy_process_group()  # after a failure it could wait for ranks that are gone
 
 
 def _software(device: Device) -> dict[str, Any]:
     torch = device.torch
     found: dict[str, Any] = {"torch": torch.__version__, "device": device.kind, "threads": None}
     if device.kind == "cpu":
-        return {**found, "name": _cpu_name(), "threads": torch.get_num_threads(), "backend": "gloo"}
+        return {**found, "name": cpu_name(), "threads": torch.get_num_threads(), "backend": "gloo"}
     version = torch.cuda.nccl.version()
     return {
         **found,
@@ -89,7 +130,8 @@ def _software(device: Device) -> dict[str, Any]:
     }
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The processor's own name for itself."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

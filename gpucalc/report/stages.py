@@ -1,0 +1,111 @@
+"""The three-stage feasibility test as tables: what was trained, planned against measured, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.style import Style
+from rich.text import Text
+
+from gpucalc.probe.verdict import Row, Soak, Summary
+from gpucalc.report.screen import QUIET, clean, columns, grid, heading, indent, quantity
+from gpucalc.units import percent
+
+_TITLES = {"alone": "One card", "together": "All cards", "soak": "Soak"}
+_VERDICTS = {
+    "passed": ("passed", "green"),
+    "look": ("passed, with findings", "yellow"),
+    "incomplete": ("incomplete", "yellow"),
+    "failed": ("failed", "red"),
+}
+
+
+def summary(found: Summary) -> RenderableType:
+    """The whole test, verdict first."""
+    words, colour = _VERDICTS[found.verdict]
+    cards = f"{found.ranks} processes of a CPU" if found.device == "cpu" else f"{found.ranks} GPUs"
+    parts: list[RenderableType] = [
+        Text.assemble(
+            (words, Style(bold=True, color=colour)), f": {clean(found.job)} on {cards} ({clean(found.card)})"
+        )
+    ]
+    if found.device == "cpu":
+        parts.append(indent(Text("a CPU in place of GPUs: only the bytes of tensors are planned", QUIET)))
+    if found.changes:
+        parts += [Text(), heading("Not as the job has it")]
+        parts += [indent(Text(clean(text))) for text in found.changes]
+    for name, trained, rows in found.stages:
+        parts += [Text(), heading(f"{_TITLES[name]}: {trained}"), indent(_rows(rows))]
+    if found.soak is not None:
+        parts += [Text(), heading(f"Soak: {found.soak.windows} windows"), indent(_soak(found.soak))]
+        parts += [
+            indent(Text(f"{name} not read: {clean(why)}", QUIET)) for name, why in found.soak.not_read.items()
+        ]
+    if found.findings or found.missing:
+        parts += [Text(), heading("Findings")]
+        style = {"fail": Style(bold=True, color="red"), "look": Style(color="yellow")}
+        for item in found.findings:
+            title = _TITLES.get(item.stage, "Run")
+            parts.append(
+                indent(Text.assemble((item.level, style[item.level]), f"  {title}: {clean(item.text)}"))
+            )
+        parts += [indent(Text(f"not done: {text}")) for text in found.missing]
+    parts.append(Text())
+    return Group(*parts)
+
+
+def _rows(rows: tuple[Row, ...]) -> RenderableType:
+    table = columns(
+        "", "planned", "measured", "off by", "expected within", right=range(1, 5), whole=range(1, 5)
+    )
+    for row in rows:
+        table.add_row(
+            row.name,
+            _value(row.predicted, row.unit, "not planned"),
+            _value(row.measured, row.unit, "not measured"),
+            "" if row.deviation is None else f"{100 * row.deviation:+.0f} %",
+            "" if row.expected_error is None or row.deviation is None else percent(row.expected_error, 0),
+        )
+    return table
+
+
+def _value(value: float | None, unit: str, absent: str) -> str:
+    return absent if value is None else quantity(value, unit)
+
+
+def _soak(found: Soak) -> RenderableType:
+    table = grid("left", "left")
+    for name, text in _lines(found):
+        table.add_row(name, Text(clean(text)))
+    return table
+
+
+def _lines(found: Soak) -> Iterator[tuple[str, str]]:
+    yield "time", f"{quantity(found.hours * 3600, 's')} of {quantity(found.asked_hours * 3600, 's')}"
+    drift = "too short to show a drift" if found.drift is None else f"drift {100 * found.drift:+.1f} %"
+    yield "throughput", f"{quantity(found.tokens_per_s, 'tokens/s')} in the median, {drift}"
+    if found.fragmentation_last is not None and found.fragmentation_first is not None:
+        first, last = percent(found.fragmentation_first), percent(found.fragmentation_last)
+        yield "reserved, not allocated", f"{first} at first, {last} at last"
+    if found.process_growth_bytes is not None:
+        yield "memory of processes", f"changed by {quantity(found.process_growth_bytes, 'bytes')}"
+    if found.temperature_max_c is not None:
+        apart = found.temperature_apart_c or 0
+        yield "temperature", f"{found.temperature_max_c:.0f} C at most, cards {apart:.0f} C apart"
+    if found.power_mean_w is not None:
+        yield "power", f"{found.power_mean_w:,.0f} W a card in the mean, {found.power_max_w:,.0f} W at most"
+    for reason, count in found.throttled.items():
+        yield "slowed by", f"{reason} in {count} windows"
+    for name, value in (
+        ("corrected memory errors", found.ecc_corrected),
+        ("uncorrected memory errors", found.ecc_uncorrected),
+        ("rows remapped", found.remapped_rows),
+    ):
+        if value is not None:
+            yield name, str(value)
+    if found.xid is not None:
+        yield "Xid", ", ".join(map(str, found.xid)) or "none"
+    if found.failure_free_gpu_h is not None:
+        bound = f"{found.failure_free_gpu_h:,.3g} GPU hours"
+        yield "shown at 95 %", f"a failure no more often than every {bound}, where none was seen"
