@@ -9,7 +9,7 @@ import pytest
 from gpucalc.builders.build import build_graph
 from gpucalc.catalog import open_catalog
 from gpucalc.line import Line
-from gpucalc.plan.memory import memory_peak
+from gpucalc.plan.memory import memory_peak, meters
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
 from gpucalc.plan.time import step_time
 from gpucalc.spec.job import TrainRun
@@ -111,3 +111,20 @@ def test_fsdp_gathers_a_network_by_size() -> None:
     # the flat buffer of a unit, its copy, and the unit that is gathered ahead
     assert gathered("flux.1-dev") == 3 * 2 * 100_000_000
     assert gathered("resnet-50") == 3 * 2 * 25_557_032
+
+
+# --- meters ------------------------------------------------------------------------------------------------
+
+
+def test_three_meters_show_three_numbers() -> None:
+    settled, _ = settle(TrainRun.read({"framework": "ddp", "seq_len": 256, "micro_batch": 1}))
+    layout, _ = resolve_layout(settled, GRAPH, gpus=2)
+    peak = memory_peak(GRAPH, layout, resolve_recipe(settled, GRAPH), hopper_or_later=True)
+    read = meters(peak.tree)
+    assert read is not None
+    phase = peak.needed
+    outside = phase.child("cuda_context").value + phase.child("nccl_buffers").value
+    assert read["device"] == phase.value
+    assert read["reserved"] == pytest.approx(phase.value - outside)
+    assert read["allocated"] == pytest.approx(read["reserved"] - phase.child("allocator_overhead").value)
+    assert meters(Line("memory", 1.0, "bytes")) is None

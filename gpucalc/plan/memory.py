@@ -73,6 +73,21 @@ def reserved_peak(tree: Line) -> float:
     )
 
 
+def meters(tree: Line) -> dict[str, float] | None:
+    """The peak as three meters show it: max_memory_allocated, max_memory_reserved, nvidia-smi.
+
+    None for a tree that is not made of a training run's phases.
+    """
+    phases = [phase for stage in tree.children for phase in stage.children]
+    if not phases or any("allocator_overhead" not in {part.name for part in p.children} for p in phases):
+        return None
+    return {
+        "allocated": allocated_peak(tree),
+        "reserved": reserved_peak(tree),
+        "device": max(float(phase.value) for phase in phases),
+    }
+
+
 def memory_peak(
     graph: Graph,
     layout: Layout,

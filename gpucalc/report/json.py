@@ -16,6 +16,7 @@ from gpucalc.documents import Estimate, headline
 from gpucalc.explain import Explanation, assumed_facts
 from gpucalc.line import Line
 from gpucalc.plan.answer import HostFit, Plan
+from gpucalc.plan.memory import meters
 from gpucalc.spec.base import Spec
 from gpucalc.spec.figure import Figure
 
@@ -53,6 +54,7 @@ def plan(answer: Plan, provenance: Mapping[str, Any], rules: Sequence[Estimate] 
             "stage": verdict.stage,
             "host": _host(verdict.host),
         },
+        "meters": _meters(answer.memory),
         "binds": answer.binds,
         "fleet": answer.fleet,
         "gpus": answer.gpus,
@@ -72,6 +74,12 @@ def plan(answer: Plan, provenance: Mapping[str, Any], rules: Sequence[Estimate] 
         "notes": list(answer.notes),
         "provenance": dict(provenance),
     }
+
+
+def _meters(memory: Line) -> Document | None:
+    """What torch's counters and nvidia-smi would show of a training run."""
+    read = meters(memory)
+    return None if read is None else {f"{name}_bytes": plain(value) for name, value in read.items()}
 
 
 def _host(host: HostFit | None) -> Document | None:

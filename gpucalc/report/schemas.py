@@ -120,10 +120,12 @@ def _plan() -> _Schema:
         "is_job": {"type": "boolean"},
         "is_most": {"type": "boolean"},
     }
+    meters = _object({f"{name}_bytes": _NUMBER for name in ("allocated", "reserved", "device")})
     needed = {
         "schema_version": {"const": SCHEMA_VERSION},
         "name": _TEXT,
         "verdict": _object(verdict),
+        "meters": _maybe(meters),
         "binds": _TEXT,
         "fleet": _TEXT,
         "gpus": _WHOLE,

@@ -15,6 +15,7 @@ from gpucalc.explain import Explanation, assumed_facts, number
 from gpucalc.line import Line
 from gpucalc.plan.answer import Action, Level, Plan, Verdict
 from gpucalc.plan.layout import Layout, Recipe
+from gpucalc.plan.memory import meters
 from gpucalc.report import documents, mixed, serving
 from gpucalc.report.screen import (
     HEADING,
@@ -212,6 +213,11 @@ def _memory(answer: Plan) -> RenderableType:
     parts: list[RenderableType] = [heading(title), indent(table)]
     if rest:
         parts.append(indent(Text(_stages(rest), style=QUIET)))
+    read = meters(answer.memory)
+    if read is not None:
+        told = {name: units.gib(value) for name, value in read.items()}
+        words = f"torch allocates {told['allocated']} and reserves {told['reserved']};"
+        parts.append(indent(Text(f"{words} nvidia-smi shows {told['device']}", style=QUIET)))
     return Group(*parts)
 
 
