@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from gpucalc.builders.parts import Draft, attention, family_mlp, norm
+from gpucalc.errors import InputError
 from gpucalc.graph import Attention, Block, Embedding, Graph, Head, Linear, Norm, Shard, Stack, Vector
 from gpucalc.spec.model import layer_letters
 
@@ -14,6 +15,10 @@ WHISPER_FRAMES = 1500  # encoder positions for 30 s of audio
 
 
 def _head_dim(d: Draft, hidden: int, heads: int) -> int:
+    if d.spec.head_dim is None and hidden % heads:
+        raise InputError(
+            f"hidden {hidden} is not a multiple of {heads} heads", key="model.heads", given=heads
+        )
     return d.spec.head_dim or hidden // heads
 
 
@@ -45,13 +50,14 @@ def bert(d: Draft) -> Graph:
     layers, hidden = d.need("layers", "hidden")
     vocab, ffn = d.vocab(), d.ffn()
     modern, relative = d.key == "modernbert", d.key == "deberta_v2"
+    width = spec.embedding_width or hidden
     vectors = []
     if t.position_kind == "learned":
-        vectors.append(Vector("positions", d.positions() * hidden))
+        vectors.append(Vector("positions", d.positions() * width))
     if t.token_types:
-        vectors.append(Vector("token_types", t.token_types * hidden))
+        vectors.append(Vector("token_types", t.token_types * width))
     if t.embedding_norm:
-        vectors.append(Vector("embedding_norm", norm("embedding", t.norm, hidden).params))
+        vectors.append(Vector("embedding_norm", norm("embedding", t.norm, width).params))
     letters = layer_letters(spec.pattern) if spec.pattern else "F" * layers
     full = Block("full+mlp", _plain(d, hidden, causal=False), family_mlp(d, hidden, ffn), _pair(d, hidden))
     blocks, order = [full], [0] * layers
@@ -71,6 +77,9 @@ def bert(d: Draft) -> Graph:
             Vector("relative_positions", d.need("positions")[0] * hidden),
             Vector("relative_norm", 2 * hidden),
         )
+    elif d.key == "mpnet":
+        stack_vectors = (Vector("relative_positions", T5_BUCKETS * d.need("heads")[0], Shard.COLUMN),)
+    widened = (Linear("embedding_in", width, hidden, True, Shard.REPLICATED),) if width != hidden else ()
     return Graph(
         name=spec.label,
         family=spec.family or d.key,
@@ -82,24 +91,24 @@ def bert(d: Draft) -> Graph:
                 blocks=tuple(blocks),
                 layers=tuple(order),
                 vectors=stack_vectors,
-                final_norm=norm("final", t.norm, hidden) if modern else None,
+                final_norm=None if t.post_norm else norm("final", t.norm, hidden),
             ),
         ),
-        embedding=Embedding(vocab, hidden, tuple(vectors)),
-        head=_bert_head(d, vocab, hidden, biased=not modern),
+        embedding=Embedding(vocab, width, tuple(vectors), widened),
+        head=_bert_head(d, vocab, hidden, width, biased=not modern),
         notes=tuple(d.notes),
     )
 
 
-def _bert_head(d: Draft, vocab: int, hidden: int, *, biased: bool) -> Head:
+def _bert_head(d: Draft, vocab: int, hidden: int, width: int, *, biased: bool) -> Head:
     t = d.traits
     if t.head in ("mlm", "lm"):
         return Head(
             vocab=vocab,
-            hidden=hidden,
+            hidden=width,
             tied=t.tied_embeddings,
-            linears=(Linear("transform", hidden, hidden, biased, Shard.REPLICATED),),
-            vectors=(Vector("transform_norm", norm("transform", t.norm, hidden).params),),
+            linears=(Linear("transform", hidden, width, biased, Shard.REPLICATED),),
+            vectors=(Vector("transform_norm", norm("transform", t.norm, width).params),),
             bias=True,
         )
     linears: tuple[Linear, ...] = ()
@@ -119,14 +128,24 @@ def t5(d: Draft) -> Graph:
     spec, t = d.spec, d.traits
     layers, hidden, heads = d.need("layers", "hidden", "heads")
     vocab, ffn = d.vocab(), d.ffn()
-    relative = (Vector("relative_positions", T5_BUCKETS * heads, Shard.COLUMN),)
-    encoder = Block("full+mlp", _plain(d, hidden, causal=False), family_mlp(d, hidden, ffn), _pair(d, hidden))
+    relative: tuple[Vector, ...] = (Vector("relative_positions", T5_BUCKETS * heads, Shard.COLUMN),)
+    each: tuple[Vector, ...] = ()
+    if d.key == "umt5":  # a table in every layer instead of one a stack
+        relative, each = (), relative
+    encoder = Block(
+        "full+mlp",
+        _plain(d, hidden, causal=False),
+        family_mlp(d, hidden, ffn),
+        _pair(d, hidden),
+        vectors=each,
+    )
     decoder = Block(
         "full+cross+mlp",
         _plain(d, hidden, causal=True),
         family_mlp(d, hidden, spec.decoder_ffn or ffn),
         _norms(d, hidden, "input", "pre_cross", "pre_ffn"),
         cross=_plain(d, hidden, causal=False, kind="cross"),
+        vectors=each,
     )
     final = norm("final", t.norm, hidden)
     depth = spec.decoder_layers or layers
@@ -144,20 +163,24 @@ def t5(d: Draft) -> Graph:
 
 
 def bart(d: Draft) -> Graph:
-    """BART: post-norm blocks, a position table and an embedding norm in each stack."""
+    """BART and its relatives: a position table in each stack, norms after each part or before it."""
     spec, t = d.spec, d.traits
     layers, hidden = d.need("layers", "hidden")
     vocab, ffn = d.vocab(), d.ffn()
-    own = (
-        Vector("positions", d.positions() * hidden),
-        Vector("embedding_norm", norm("embedding", t.norm, hidden).params),
-    )
+    own: tuple[Vector, ...] = ()
+    positions = d.positions()
+    if positions:
+        own = (Vector("positions", positions * hidden),)
+    if t.embedding_norm:
+        own = (*own, Vector("embedding_norm", norm("embedding", t.norm, hidden).params))
+    at = "post" if t.post_norm else "pre"
+    final = None if t.post_norm else norm("final", t.norm, hidden)
     encoder = Block("full+mlp", _plain(d, hidden, causal=False), family_mlp(d, hidden, ffn), _pair(d, hidden))
     decoder = Block(
         "full+cross+mlp",
         _plain(d, hidden, causal=True),
         family_mlp(d, hidden, spec.decoder_ffn or ffn),
-        _norms(d, hidden, "post_mixer", "post_cross", "post_ffn"),
+        _norms(d, hidden, f"{at}_mixer", f"{at}_cross", f"{at}_ffn"),
         cross=_plain(d, hidden, causal=False, kind="cross"),
     )
     depth = spec.decoder_layers or layers
@@ -165,8 +188,8 @@ def bart(d: Draft) -> Graph:
         name=spec.label,
         family=spec.family or d.key,
         stacks=(
-            Stack("encoder", "encoder", hidden, (encoder,), (0,) * layers, None, (), own),
-            Stack("decoder", "decoder", hidden, (decoder,), (0,) * depth, None, (), own),
+            Stack("encoder", "encoder", hidden, (encoder,), (0,) * layers, None, (), own, final),
+            Stack("decoder", "decoder", hidden, (decoder,), (0,) * depth, None, (), own, final),
         ),
         embedding=Embedding(vocab, hidden),
         head=Head(vocab=vocab, hidden=hidden, tied=t.tied_embeddings),

@@ -72,7 +72,7 @@ def vit(d: Draft) -> Graph:
     if image is None:
         (image,) = d.need("image_size")
     t = TowerSpec(layers=layers, hidden=hidden, heads=heads, ffn=d.ffn(), patch=patch, image=image)
-    tokens = _patches(d, t) + 1
+    tokens = _patches(d, t) + (2 if d.key == "deit" else 1)
     table = spec.positions or tokens  # a checkpoint may hold a larger grid than it is run at
     mask = (Vector("mask_token", hidden),) if d.traits.mask_token else ()
     linears: tuple[Linear, ...] = ()
@@ -81,7 +81,8 @@ def vit(d: Draft) -> Graph:
         if classes is None:
             classes = 1000
             d.assume("classes not stated: 1000, as ImageNet has them")
-        linears = (Linear("classifier", hidden, classes, True, Shard.REPLICATED),)
+        read = 2 * hidden if d.key == "dinov2" else hidden  # DINOv2's reads the patches' mean as well
+        linears = (Linear("classifier", read, classes, True, Shard.REPLICATED),)
     elif d.traits.head == "pooler":
         linears = (Linear("pooler", hidden, hidden, True, Shard.REPLICATED),)
     stack = Stack(
@@ -92,7 +93,12 @@ def vit(d: Draft) -> Graph:
         layers=(0,) * layers,
         tokens=tokens,
         inputs=(_patch_map(t, bias=True),),
-        vectors=(Vector("class_token", hidden), Vector("positions", table * hidden), *mask),
+        vectors=(
+            Vector("class_token", hidden),
+            Vector("positions", table * hidden),
+            *mask,
+            *((Vector("distillation_token", hidden),) if d.key == "deit" else ()),
+        ),
         final_norm=norm("final", d.traits.norm, hidden),
     )
     return Graph(
@@ -195,10 +201,16 @@ def tower(d: Draft, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vecto
         "llama4": _llama4,
         "moonvit": _moonvit,
         "pixtral": _pixtral,
+        "idefics3": _idefics3,
+        "internvl": _internvl,
+        "llava": _clip,
+        "llava_next": _llava_next,
+        "paligemma": _paligemma,
+        "qwen2_vl": _qwen2_vl,
         "qwen2_5_vl": _qwen2_5_vl,
         "qwen3_5": _qwen,
         "qwen3_vl": _qwen3_vl,
-    }.get(d.traits.vision)
+    }.get(t.kind or d.traits.vision)
     if draw is None:
         raise UnsupportedModel(
             f"{d.spec.label}: no vision tower is drawn for {d.key}", key="model.vision_tower"
@@ -231,11 +243,17 @@ def _clip(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...
     return stack, projector, ()
 
 
-def _gemma3(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
-    """SigLIP without its pooling head; 4 x 4 patches are averaged into one token."""
+def _llava_next(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
+    """As LLaVA, with a learned mark where a line of image tiles ends."""
+    stack, projector, _ = _clip(d, t, hidden)
+    return stack, projector, (Vector("image_newline", hidden),)
+
+
+def _siglip(d: Draft, t: TowerSpec) -> Stack:
+    """SigLIP's image tower without its pooling head."""
     d.traits = replace(d.traits, activation="gelu_tanh")
     tokens = _patches(d, t)
-    stack = Stack(
+    return Stack(
         name="vision",
         role="vision",
         hidden=t.hidden,
@@ -246,11 +264,73 @@ def _gemma3(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, .
         vectors=(Vector("positions", tokens * t.hidden),),
         final_norm=norm("final", "layernorm", t.hidden),
     )
-    return (
-        stack,
-        (Linear("vision_projector", t.hidden, hidden, shard=Shard.REPLICATED),),
-        (Vector("vision_projector_norm", t.hidden),),
+
+
+def _paligemma(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
+    """SigLIP and one map."""
+    width = t.projection or hidden
+    return _siglip(d, t), (Linear("vision_projector", t.hidden, width, True, Shard.REPLICATED),), ()
+
+
+SHUFFLED = 2  # Idefics 3: so many patches by so many become one token, unless the file says
+
+
+def _idefics3(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
+    """SigLIP; a square of patches is put into one token, and mapped once."""
+    square = (t.merge or SHUFFLED) ** 2
+    projector = (Linear("vision_projector", square * t.hidden, hidden, shard=Shard.REPLICATED),)
+    return _siglip(d, t), projector, ()
+
+
+def _internvl(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
+    """A class token, layer scale; 2 x 2 patches are put into one token and mapped twice."""
+    d.traits = replace(d.traits, layer_scale=True, qkv_bias=bool(t.qkv_bias))
+    tokens = _patches(d, t) + 1
+    stack = Stack(
+        name="vision",
+        role="vision",
+        hidden=t.hidden,
+        blocks=(_block(d, t),),
+        layers=(0,) * t.layers,
+        tokens=tokens,
+        inputs=(_patch_map(t, bias=True),),
+        vectors=(Vector("class_token", t.hidden), Vector("positions", tokens * t.hidden)),
     )
+    merged = 4 * t.hidden
+    projector = (
+        Linear("vision_projector_1", merged, hidden, True, Shard.REPLICATED),
+        Linear("vision_projector_2", hidden, hidden, True, Shard.REPLICATED),
+    )
+    return stack, projector, (Vector("vision_projector_norm", 2 * merged),)
+
+
+def _qwen2_vl(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
+    """A plain biased ViT over frames in pairs with rotary positions; 2 x 2 patches become one token."""
+    assert t.patch is not None
+    d.traits = replace(d.traits, qkv="fused", position_kind="rope")
+    if t.image is None:
+        d.assume("image size not stated: a vision sample is taken as 1,024 patches")
+    merged = 4 * t.hidden
+    stack = Stack(
+        name="vision",
+        role="vision",
+        hidden=t.hidden,
+        blocks=(_block(d, t),),
+        layers=(0,) * t.layers,
+        tokens=_patches(d, t) if t.image else 1024,
+        inputs=(Linear("patch", RGB * 2 * t.patch**2, t.hidden, shard=Shard.REPLICATED),),
+    )
+    projector = (
+        Linear("vision_merger_1", merged, merged, True, Shard.REPLICATED),
+        Linear("vision_merger_2", merged, t.projection or hidden, True, Shard.REPLICATED),
+    )
+    return stack, projector, (Vector("vision_merger_norm", 2 * t.hidden),)
+
+
+def _gemma3(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
+    """SigLIP; 4 x 4 patches are averaged into one token."""
+    projector = (Linear("vision_projector", t.hidden, hidden, shard=Shard.REPLICATED),)
+    return _siglip(d, t), projector, (Vector("vision_projector_norm", t.hidden),)
 
 
 def _gemma4(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linear, ...], tuple[Vector, ...]]:
@@ -391,7 +471,7 @@ def _qwen2_5_vl(d: Draft, t: TowerSpec, hidden: int) -> tuple[Stack, tuple[Linea
     )
     projector = (
         Linear("vision_merger_1", merged, merged, True, Shard.REPLICATED),
-        Linear("vision_merger_2", merged, hidden, True, Shard.REPLICATED),
+        Linear("vision_merger_2", merged, t.projection or hidden, True, Shard.REPLICATED),
     )
     return stack, projector, (Vector("vision_merger_norm", t.hidden),)
 

@@ -8,7 +8,6 @@ that is absent, with what was assumed said; anything else is refused by name.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,16 @@ from typing import Any
 
 from gpucalc.errors import InputError, UnsupportedModel
 from gpucalc.families import FAMILIES, canonical
-from gpucalc.importers.config.reader import Reader
+from gpucalc.importers.config.reader import TEXT_KEYS, Reader
 from gpucalc.importers.config.shapes import fields_of
+from gpucalc.importers.config.towers import WRAPPERS
 from gpucalc.importers.config.unknown import (
     may_be_a_shape,
     refuse_unless_plain,
     refuse_unread_layers,
     text_alone,
 )
+from gpucalc.spec.jsonio import load_json
 from gpucalc.spec.model import ModelSpec
 
 MAX_BYTES = 4 * 2**20  # a config.json is a few kB
@@ -45,36 +46,8 @@ def read_config(path: str | Path, *, text_only: bool = False) -> Imported:
     if file.is_dir():
         file = file / "config.json"
     name = file.parent.name if file.name == "config.json" else file.stem
-    return from_config(read_json(file), where=str(file), name=name or None, text_only=text_only)
-
-
-def read_json(file: Path) -> Any:
-    """The value in a small JSON file; a key given twice is an error. Raises InputError."""
-    try:
-        size = file.stat().st_size
-        if size > MAX_BYTES:
-            raise InputError("too large for a config.json", where=str(file), given=f"{size} bytes")
-        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_once)
-    except FileNotFoundError:
-        raise InputError(f"no {file.name} there", where=str(file)) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(file)) from None
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"not JSON: {error}", where=str(file)) from None
-    except _Twice as error:
-        raise InputError("the key is given twice", where=str(file), key=str(error)) from None
-
-
-class _Twice(Exception):
-    """A key that a JSON object holds twice."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _Twice(next(name for name in names if names.count(name) > 1))
-    return data
+    data = load_json(file, max_bytes=MAX_BYTES).data
+    return from_config(data, where=str(file), name=name or None, text_only=text_only)
 
 
 def from_config(
@@ -96,6 +69,10 @@ def from_config(
             raise InputError("missing, so the architecture is unknown", where=where, key="model_type")
         model_type = classes[0]
     key = canonical(_CONFIG_NAMES.get(model_type.lower(), model_type))
+    tower: str | None = None
+    if key in WRAPPERS:
+        tower, key = WRAPPERS[key]
+        key = _text_family(config, key)
     family = FAMILIES.get(key)
     generic = family is None
     if family is not None and family.refused:
@@ -117,7 +94,7 @@ def from_config(
             f"{model_type} is not a known architecture: drawn as a decoder of the llama shape (RMS norms,"
             " rotary positions, gated feed-forward), so counts are approximate"
         )
-    fields = fields_of(reader, key)
+    fields = fields_of(reader, key, tower)
     leftovers = reader.leftovers()
     refuse_unread_layers(reader, fields.get("layers"))
     if generic:
@@ -140,6 +117,15 @@ def from_config(
         where=where,
     )
     return Imported(spec, tuple(dict.fromkeys(reader.understood)), tuple(reader.assumed), tuple(leftovers))
+
+
+def _text_family(config: Mapping[str, Any], key: str) -> str:
+    """The family of the text model in a multimodal one, `key` where it is not named."""
+    inner: Mapping[str, Any] = next(
+        (config[name] for name in TEXT_KEYS if isinstance(config.get(name), Mapping)), {}
+    )
+    named = inner.get("model_type")
+    return canonical(_CONFIG_NAMES.get(named.lower(), named)) if isinstance(named, str) and named else key
 
 
 # Names that a config.json uses for another row than a model file's family of that name.

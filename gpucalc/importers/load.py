@@ -13,6 +13,7 @@ from gpucalc.errors import InputError
 from gpucalc.importers import formats, hub, huggingface, weights
 from gpucalc.importers.huggingface import Imported
 from gpucalc.importers.words import ImportedJob
+from gpucalc.spec.jsonio import load_json
 from gpucalc.spec.model import ModelSpec
 from gpucalc.spec.yamlio import load_yaml, read_text
 
@@ -90,7 +91,7 @@ def load(
         return _job(formats.read_toml(read_text(path), str(path), format))
     if formats.is_script(path):
         return _job(formats.read_line(read_text(path), str(path), format))
-    data = load_yaml(path).data if path.suffix.lower() != ".json" else huggingface.read_json(path)
+    data = (load_json if path.suffix.lower() == ".json" else load_yaml)(path).data
     if format is None and formats.format_of(data) is None and {"model_type", "architectures"} & data.keys():
         return _model(path, text_only, None)
     return _job(formats.read_data(data, str(path), format))

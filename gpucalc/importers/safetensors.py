@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpucalc.errors import InputError
+from gpucalc.spec.jsonio import load_json
 
 MAX_HEADER = 8 * 2**20  # the largest published shard needs 2 MB
 MAX_ENTRY = 4096  # characters of one tensor's entry
@@ -67,18 +68,7 @@ def read_index(path: str | Path) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     """
     where = str(path)
     file = Path(path)
-    try:
-        size = file.stat().st_size
-        if size > MAX_INDEX:
-            raise InputError("too large for an index", where=where, given=f"{size} bytes")
-        index = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError("no such file", where=where) from None
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=where) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON: {error}", where=where) from None
-    places = index.get("weight_map") if isinstance(index, dict) else None
+    places = load_json(file, max_bytes=MAX_INDEX).data.get("weight_map")
     if not isinstance(places, dict) or not places:
         raise InputError("missing", where=where, key="weight_map")
     shards: dict[str, set[str]] = {}

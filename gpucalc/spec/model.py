@@ -111,8 +111,13 @@ class GlobalAttentionSpec(Spec):
 
 
 class TowerSpec(Spec):
-    """A vision tower, or the text tower of a contrastive model."""
+    """A vision tower, or the text tower of a contrastive model.
 
+    kind: how the tower and the way from it to the decoder are built, where the decoder's family does
+    not say: the name of that family, such as llava or internvl.
+    """
+
+    kind: str | None = None
     layers: int = Field(ge=1, le=10_000)
     hidden: int = Field(ge=1)
     heads: int = Field(ge=1)
@@ -122,6 +127,8 @@ class TowerSpec(Spec):
     positions: int | None = Field(default=None, ge=1)  # entries of the position table
     vocab: int | None = Field(default=None, ge=1)
     projection: int | None = Field(default=None, ge=1)  # width the tower's output is projected to
+    merge: int | None = Field(default=None, ge=1)  # patches by patches put into one token
+    qkv_bias: bool | None = None
     params_incl_projector: int | None = Field(default=None, ge=1)  # stated by the source; for tests
 
 

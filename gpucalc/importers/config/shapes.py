@@ -39,7 +39,8 @@ ACTIVATIONS = {
 }
 
 
-def fields_of(top: Reader, key: str) -> dict[str, Any]:
+def fields_of(top: Reader, key: str, tower: str | None = None) -> dict[str, Any]:
+    """The fields of a model description; `tower` names a vision tower that its family does not have."""
     form = FAMILIES[key].form
     if form == "clip":
         return contrastive(top)
@@ -70,13 +71,16 @@ def fields_of(top: Reader, key: str) -> dict[str, Any]:
         _decoder(text, key, fields)
         sight = top.group("vision_config")
         if sight is not None:
-            if not FAMILIES[key].vision:
+            kind = tower or FAMILIES[key].vision
+            if not kind:
                 raise UnsupportedModel(
                     f"the vision tower of {key} models has no drawing",
                     where=top.where,
                     key="vision_config",
                 )
-            fields["vision_tower"] = tower_of(sight, key)
+            fields["vision_tower"] = tower_of(sight, top, kind)
+            if tower:
+                fields["vision_tower"]["kind"] = tower
     elif form == "vit":
         fields["patch"] = top.need("patch_size")
         fields["image_size"] = top.need("image_size")
@@ -92,13 +96,28 @@ def fields_of(top: Reader, key: str) -> dict[str, Any]:
     if form == "whisper":
         fields["mel_bins"] = top.need("num_mel_bins")
         fields["positions"] = top.need("max_target_positions")
-        top.get("max_source_positions")
+        if top.whole("max_source_positions") not in (None, 1500):
+            raise _other(top, "max_source_positions", "Whisper of other than 1500 frames")
+    if form in ("bart", "whisper") and fields["decoder_layers"] is None:
+        top.need("decoder_layers")
+    if form in ("bert", "bart") and fields["tied_embeddings"] is False and key != "modernbert":
+        raise _other(top, "tie_word_embeddings", f"{key} with tables of its own for input and output")
+    if key == "marian" and top.whole("decoder_vocab_size") not in (None, fields["vocab"]):
+        raise _other(top, "decoder_vocab_size", "Marian with two vocabularies")
+    if key == "marian" and top.get("share_encoder_decoder_embeddings") is False:
+        raise _other(top, "share_encoder_decoder_embeddings", "Marian with a table on each side")
+    if form == "bart" and key in ("marian", "pegasus") and fields["positions"] is None:
+        top.need("max_position_embeddings")
     return fields
+
+
+def _other(c: Reader, key: str, what: str) -> UnsupportedModel:
+    return UnsupportedModel(f"no drawing of {what}", where=c.where, key=c.prefix + key)
 
 
 def _shape(c: Reader, key: str) -> dict[str, Any]:
     form = FAMILIES[key].form
-    hidden = c.need("hidden_size", "d_model", "n_embd")
+    hidden = c.need("hidden_size", "d_model", "n_embd", *(("dim",) if key == "distilbert" else ()))
     table = ("padded_vocab_size", "vocab_size") if key == "chatglm" else ("vocab_size",)
     listed = c.config.get("layers_block_type") or c.config.get("hybrid_override_pattern")
     layers = c.whole("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
@@ -124,6 +143,7 @@ def _shape(c: Reader, key: str) -> dict[str, Any]:
             "d_ff",
             "ffn_hidden_size",
             "encoder_ffn_dim",
+            "hidden_dim",
         ),
         "decoder_ffn": c.whole("decoder_ffn_dim"),
         "max_context": c.whole(
@@ -167,7 +187,12 @@ def _shape(c: Reader, key: str) -> dict[str, Any]:
         kind = c.get("feed_forward_proj") or "relu"
         fields["gated_mlp"] = str(kind).startswith("gated")
         fields["activation"] = "gelu_new" if "gelu" in str(kind) else "relu"
-        c.get("is_gated_act", "relative_attention_num_buckets", "relative_attention_max_distance")
+        gated = c.get("is_gated_act")
+        if isinstance(gated, bool):
+            fields["gated_mlp"] = gated
+        if c.whole("relative_attention_num_buckets") not in (None, 32):
+            raise _other(c, "relative_attention_num_buckets", "other than 32 buckets of positions")
+        c.get("relative_attention_max_distance")
         if fields["decoder_layers"] is None:
             fields["decoder_layers"] = fields["layers"]
     if FAMILIES[key].position_kind == "learned" and form in ("decoder", "bert", "bart"):

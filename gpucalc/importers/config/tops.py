@@ -52,35 +52,97 @@ def two_stack_top(c: Reader, fields: dict[str, Any]) -> None:
         )
 
 
+# What the classes of an encoder put on top, by the end of their name.
+_BERT_TOPS = {
+    "ForMaskedLM": "mlm",
+    "LMHeadModel": "mlm",
+    "ForCausalLM": "mlm",
+    "ForSequenceClassification": "classifier",
+}
+
+
 def tops(c: Reader, key: str, fields: dict[str, Any]) -> None:
     """What stands on an encoder, from the class the weights were saved as."""
     name = class_of(c)
-    if any(word in name for word in ("MaskedLM", "PreTraining", "LMHead", "CausalLM")):
-        fields["head"] = "mlm"
-    elif "Classification" in name:
-        fields["head"], fields["classes"] = "classifier", labels_of(c)
+    if FAMILIES[key].form == "vit":
+        _image_top(c, key, name, fields)
+    else:
+        _encoder_top(c, key, name, fields)
+
+
+def _refused(c: Reader, key: str, what: str, given: Any = None) -> UnsupportedModel:
+    return UnsupportedModel(f"no drawing of {what}", where=c.where, key=key, given=given)
+
+
+def _unstated(c: Reader, key: str) -> None:
+    c.assumed.append(f"architectures not stated: {FAMILIES[key].head} on top, as the bare {key} class has it")
+
+
+def _encoder_top(c: Reader, key: str, name: str, fields: dict[str, Any]) -> None:
+    top = next((ours for end, ours in _BERT_TOPS.items() if name.endswith(end)), None)
+    if top is not None:
+        fields["head"] = top
+        if top == "classifier":
+            fields["classes"] = labels_of(c)
     elif not name:
-        c.assumed.append(
-            f"architectures not stated: {FAMILIES[key].head} on top, as the bare {key} class has it"
-        )
-    elif key == "vit":
+        _unstated(c, key)
+    elif not name.endswith("Model"):
+        raise _refused(c, "architectures", "what stands on top", name)
+    elif key == "modernbert":
+        fields["head"] = "body"
+    elif key == "mpnet":
         fields["head"] = "pooler"
+    if key == "electra":
+        fields["embedding_width"] = c.need("embedding_size")
+        if top == "classifier":
+            raise _refused(c, "architectures", "what stands on top", name)
+    elif c.whole("embedding_size") not in (None, fields["hidden"]):
+        raise _refused(c, "embedding_size", "an embedding of another width")
     if key == "deberta_v2":
-        buckets = c.whole("position_buckets")
-        if buckets is None or c.get("position_biased_input") or c.get("relative_attention") is False:
-            raise UnsupportedModel(
-                "DeBERTa without bucketed relative positions alone has no drawing",
-                where=c.where,
-                key="position_buckets",
-            )
-        fields["positions"] = 2 * buckets
-        c.get("norm_rel_ebd", "share_att_key", "pos_att_type", "max_relative_positions")
+        _deberta(c, fields)
     kinds = c.whole("type_vocab_size")
-    if kinds is not None and FAMILIES[key].form == "bert":
+    if kinds is not None and key not in ("distilbert", "mpnet"):
         fields["token_types"] = kinds
+    if key == "ernie" and c.get("use_task_id"):
+        fields["token_types"] = (fields.get("token_types") or 0) + c.need("task_type_vocab_size")
+    if key == "mpnet" and c.whole("relative_attention_num_buckets") not in (None, 32):
+        raise _refused(c, "relative_attention_num_buckets", "other than 32 buckets of positions")
     if key == "modernbert":
         fields["pattern"], fields["window"] = pattern_of(c, key, fields["layers"])
-        c.get("norm_bias", "attention_bias", "mlp_bias", "decoder_bias", "classifier_bias")
-    if key == "dinov2" and c.get("use_swiglu_ffn"):
-        raise UnsupportedModel("DINOv2 with gated feed-forward parts", where=c.where, key="use_swiglu_ffn")
-    c.get("qkv_bias", "num_channels", "use_mask_token")
+        for switch in ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"):
+            if c.get(switch):
+                raise _refused(c, switch, "ModernBERT with these biases")
+        if c.get("decoder_bias") is False:
+            raise _refused(c, "decoder_bias", "ModernBERT without that bias")
+
+
+def _deberta(c: Reader, fields: dict[str, Any]) -> None:
+    buckets = c.whole("position_buckets")
+    if buckets is None or c.get("position_biased_input") or c.get("relative_attention") is False:
+        raise _refused(c, "position_buckets", "DeBERTa without bucketed relative positions alone")
+    if c.get("share_att_key") is False or c.whole("conv_kernel_size"):
+        raise _refused(c, "share_att_key", "DeBERTa with keys of its own for positions, or a convolution")
+    fields["positions"] = 2 * buckets
+    c.get("norm_rel_ebd", "pos_att_type", "max_relative_positions")
+
+
+def _image_top(c: Reader, key: str, name: str, fields: dict[str, Any]) -> None:
+    if name.endswith("ForImageClassification"):
+        fields["head"], fields["classes"] = "classifier", labels_of(c)
+    elif not name:
+        _unstated(c, key)
+    elif not name.endswith("Model"):
+        raise _refused(c, "architectures", "what stands on top", name)
+    elif key != "dinov2":
+        fields["head"] = "pooler"
+        if c.whole("pooler_output_size") not in (None, fields["hidden"]):
+            raise _refused(c, "pooler_output_size", "a pooler of another width")
+    if c.whole("num_channels") not in (None, 3):
+        raise _refused(c, "num_channels", "images of other than three channels")
+    if c.get("use_swiglu_ffn"):
+        raise _refused(c, "use_swiglu_ffn", "DINOv2 with gated feed-forward parts")
+    if c.get("use_mask_token") is False:
+        raise _refused(c, "use_mask_token", "DINOv2 without its mask token")
+    queries = c.get("qkv_bias")
+    if isinstance(queries, bool):
+        fields["qkv_bias"] = queries

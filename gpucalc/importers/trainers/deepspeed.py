@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 from gpucalc.errors import InputError
 from gpucalc.importers.trainers.common import optimizer_of
 from gpucalc.importers.words import AUTO, Draft, ImportedJob, Words, precision_of
-from gpucalc.spec.yamlio import load_yaml, read_text
+from gpucalc.spec.jsonio import load_json
+from gpucalc.spec.yamlio import load_yaml
 
 
 def deepspeed(data: Mapping[str, Any], where: str) -> ImportedJob:
@@ -146,8 +146,5 @@ def named_deepspeed(named: str, words: Words, draft: Draft, folder: Path | None 
 
 def _structured(path: Path) -> Any:
     if path.suffix.lower() == ".json":
-        try:
-            return json.loads(read_text(path))
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"not JSON: {error}", where=str(path)) from None
+        return load_json(path).data
     return load_yaml(path).data
