@@ -16,7 +16,7 @@ _FITS = {Level.FITS: "yes", Level.MARGINAL: "maybe", Level.DOES_NOT_FIT: "no"}
 
 def table(splits: Sequence[Split]) -> RenderableType:
     """The best way first; below each, what its cards do and what holds it back."""
-    rows = [_row(split) for split in splits]
+    rows = [cells(split) for split in splits]
     heads = ("way", "fits", "batch", "step", "tokens/s", "of best")
     best = max(
         (split.tokens_per_s or 0.0 for split in splits if split.level is not Level.DOES_NOT_FIT), default=0
@@ -37,11 +37,12 @@ def table(splits: Sequence[Split]) -> RenderableType:
     ]
     for row, split in zip(rows, splits, strict=True):
         parts.append(indent(Text(line(row), style="bold" if split.wins else "")))
-        parts += [indent(Text(text, style=QUIET), 4) for text in _below(split)]
+        parts += [indent(Text(text, style=QUIET), 4) for text in below(split)]
     return Group(*parts)
 
 
-def _row(split: Split) -> tuple[str, ...]:
+def cells(split: Split) -> tuple[str, ...]:
+    """A way in a row: its name, whether it fits, batch, step, tokens/s."""
     how = split.how.partition(", ")[0]
     name = how if split.left_out is None else f"{how} {split.left_out}"
     return (
@@ -53,7 +54,8 @@ def _row(split: Split) -> tuple[str, ...]:
     )
 
 
-def _below(split: Split) -> Iterator[str]:
+def below(split: Split) -> Iterator[str]:
+    """What each kind of card does in it, and what holds it back."""
     if not split.parts:
         yield clean(f"not possible: {split.why}")
         return

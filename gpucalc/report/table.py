@@ -72,7 +72,7 @@ def plan(answer: Plan, rules: Sequence[Estimate] = ()) -> RenderableType:
         parts += [Text(), mixed.table(answer.splits)]
     if answer.actions:
         parts += [Text(), heading("What would help"), indent(_actions(answer.actions))]
-    facts = _unkeyed(assumed_facts(answer.root), answer)
+    facts = assumed_figures(answer)
     if answer.assumptions:
         parts += [Text(), heading("Assumed; --set KEY=VALUE changes it"), indent(_assumptions(answer))]
     if facts:
@@ -283,8 +283,10 @@ def _assumptions(answer: Plan) -> Table:
     return table
 
 
-def _unkeyed(facts: tuple[Line, ...], answer: Plan) -> tuple[Line, ...]:
-    """The facts that no key of costs, failures or network stands for: those are listed with their keys."""
+def assumed_figures(answer: Plan) -> tuple[Line, ...]:
+    """The facts nobody stated that no key of costs, failures or network stands for: those are listed with
+    their keys."""
+    facts = assumed_facts(answer.root)
     keys = [item.key.rpartition(".")[2] for item in answer.assumptions if item.key.startswith(_FACT_GROUPS)]
     return tuple(fact for fact in facts if not any(key.startswith(fact.name) for key in keys))
 

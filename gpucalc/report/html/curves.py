@@ -68,7 +68,7 @@ def scaling(answer: Plan, found: Scaling | None, ledger: Ledger) -> Html | None:
     for name, words, _, sizes in series:
         heads = ("GPUs", "step", f"{unit(answer)}/s", "efficiency", "$/M", "bound by")
         title = f"{name.capitalize()} scaling: {words}"
-        content.append(table(title, heads, _sizes(sizes, ledger), numbers=4, name="wide"))
+        content.append(table(title, heads, _sizes(sizes, ledger), numbers=4, name="wide", counted=True))
     return section("scaling", "Scaling", content)
 
 
@@ -161,7 +161,7 @@ def loads(answer: Plan, ledger: Ledger) -> Html | None:
         "loads",
         "Speed against throughput",
         figure(picture, caption, legend(entries)),
-        table("Output tokens/s by requests in flight", heads, rows, numbers=4, name="wide"),
+        table("Output tokens/s by requests in flight", heads, rows, numbers=4, name="wide", counted=True),
     )
 
 

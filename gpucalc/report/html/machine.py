@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpucalc import units
-from gpucalc.plan.answer import Plan
+from gpucalc.plan.answer import Plan, Split
+from gpucalc.report import mixed
 from gpucalc.report.html.ledger import Ledger
 from gpucalc.report.html.pieces import Row, figure, section, table
-from gpucalc.report.markup import Html
+from gpucalc.report.markup import Html, join, tag
+from gpucalc.report.svg.bars import Bar, Piece, stacks
 from gpucalc.report.svg.topology import Node, topology
 from gpucalc.spec.hardware import Cluster, Pool
 
@@ -31,8 +33,43 @@ def machine(answer: Plan, cluster: Cluster | None, ledger: Ledger) -> Html | Non
         "topology",
         "Topology",
         figure(topology(nodes, network, told), _caption(answer)),
-        table("The machine", ("what", "value", ""), _rows(cluster, ledger), numbers=1, name="facts"),
+        table("The machine", ("what", "value", "of"), _rows(cluster, ledger), numbers=1, name="facts"),
     )
+
+
+def unlike(answer: Plan) -> Html | None:
+    """The ways of running on unlike cards: each kind's memory in the one that wins, and how they compare."""
+    if not answer.splits:
+        return None
+    content: list[Html] = []
+    if (won := next((split for split in answer.splits if split.wins and split.parts), None)) is not None:
+        bars = [
+            Bar(
+                f"{part.gpus} x {part.gpu}",
+                f"{units.gib(part.needed_bytes)} of {units.gib(part.capacity_bytes)}",
+                [Piece("needed", part.needed_bytes / part.capacity_bytes, f"s{number % 8}")],
+            )
+            for number, part in enumerate(won.parts)
+        ]
+        told = "; ".join(f"{bar.label} {bar.amount}" for bar in bars)
+        caption = f"Memory of each kind of card as a share of its own: {won.how}"
+        picture = stacks(bars, 1.0, "each card's own limit", _share, f"{caption}. {told}", 1.0)
+        content.append(figure(picture, caption))
+    heads = ("way", "fits", "batch", "step", "tokens/s")
+    rows = (_way(split) for split in answer.splits)
+    content.append(table("The best way first", heads, rows, numbers=4, name="wide"))
+    return section("unlike", "How to use unlike cards", content)
+
+
+def _way(split: Split) -> Row:
+    name, *numbers = mixed.cells(split)
+    shown = tag("b", name) if split.wins else name
+    more = (tag("div", words, class_="more") for words in mixed.below(split))
+    return (join(shown, more), *numbers)
+
+
+def _share(value: float) -> str:
+    return units.percent(value, 0)
 
 
 def link_words(pool: Pool) -> str:
@@ -50,9 +87,10 @@ def link_words(pool: Pool) -> str:
 
 def _nodes(answer: Plan, cluster: Cluster) -> Iterator[Node]:
     layout = answer.layout
-    first = 0
+    first, named = 0, 0
     for pool in cluster.pools:
         for number in range(pool.nodes):
+            named += 1
             held = min(pool.gpus_per_node, pool.count - number * pool.gpus_per_node)
             stages = [_stage(first + at, answer, cluster.count) for at in range(min(held, _DRAWN))]
             gpus = [
@@ -65,7 +103,7 @@ def _nodes(answer: Plan, cluster: Cluster) -> Iterator[Node]:
             ]
             gpus += [("", "s0", "")] * max(0, held - _DRAWN)
             alone = pool.nodes == 1 and len(cluster.pools) == 1
-            name = pool.gpu.name if alone else f"node {number + 1}, {pool.gpu.name}"
+            name = pool.gpu.name if alone else f"node {named}, {pool.gpu.name}"
             yield Node(name, link_words(pool), gpus)
             first += held
 

@@ -66,10 +66,11 @@ def _document(
     named = [(str(part).split('id="', 1)[1].split('"', 1)[0], part) for part in sections]
     links = (tag("li", tag("a", _heading(part), href=f"#{id_}")) for id_, part in named)
     nav = tag("nav", tag("ul", links), aria_label="Sections")
+    foot = _foot(known, ledger)
     body = tag(
         "body",
         tag("a", "Skip to the verdict", href="#verdict", class_="skip"),
-        tag("div", head.head(answer), nav, tag("main", sections), _foot(known, ledger), class_="gpucalc page"),
+        tag("div", head.head(answer), nav, tag("main", sections), foot, class_="gpucalc page"),
     )
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     meta = join(
@@ -102,6 +103,7 @@ def _sections(
         curves.scaling(answer, scaling, ledger),
         tables.reliability(answer, ledger),
         tables.cost(answer, ledger),
+        machine.unlike(answer),
         tables.actions(answer),
         machine.machine(answer, cluster, ledger),
         tables.documents(rules or (headline(answer),), ledger),

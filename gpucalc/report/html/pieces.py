@@ -21,28 +21,45 @@ def section(id_: str, title: str, *content: Content) -> Html:
 
 
 def table(
-    caption: str, heads: Sequence[str], rows: Iterable[Row], *, numbers: int = 0, name: str = ""
+    caption: str,
+    heads: Sequence[str],
+    rows: Iterable[Row],
+    *,
+    numbers: int = 0,
+    name: str = "",
+    counted: bool = False,
 ) -> Html:
-    """A table: the first cell of a row names it, the `numbers` columns after it are set to the right."""
+    """A table: the first cell of a row names it, the `numbers` columns after it are set to the right.
+
+    A `wide` one is laid out as a list where there is little room; its roles are said, since a browser
+    may forget what a table is when its display is another. `counted`: its rows are named by numbers.
+    """
+    wide = name == "wide"
     classes = ["c0", *("cn" if number < numbers else "cw" for number in range(len(heads) - 1))]
-    columns = (tag("col", class_=class_) for class_ in classes)
-    top = tag("tr", (_head(head, class_) for head, class_ in zip(heads, classes, strict=True)))
-    body = tag("tbody", (_row(row, numbers) for row in rows))
-    inner = tag("table", tag("caption", caption), tag("colgroup", columns), tag("thead", top), body)
-    return tag("div", inner, class_=f"tbl {name}".strip())
 
+    def role(words: str) -> str | None:
+        return words if wide else None
 
-def _head(words: str, class_: str) -> Html:
-    """A column's heading; a column of signs alone has none."""
-    if not words:
-        return tag("td")
-    return tag("th", words, scope="col", class_="n" if class_ == "cn" else None)
+    def row(cells: Row) -> Html:
+        first, *rest = cells
+        named = tag("th", first, scope="row", role=role("rowheader"), data_h=heads[0] if counted else None)
+        told = (
+            tag("td", cell, class_="n" if n < numbers else None, role=role("cell"), data_h=role(heads[n + 1]))
+            for n, cell in enumerate(rest)
+        )
+        return tag("tr", named, told, role=role("row"))
 
-
-def _row(row: Row, numbers: int) -> Html:
-    first, *rest = row
-    cells = (tag("td", cell, class_="n" if n < numbers else None) for n, cell in enumerate(rest))
-    return tag("tr", tag("th", first, scope="row"), cells)
+    top = (
+        tag("th", head, scope="col", class_="n" if class_ == "cn" else None, role=role("columnheader"))
+        for head, class_ in zip(heads, classes, strict=True)
+    )
+    parts = (
+        tag("caption", caption),
+        tag("colgroup", (tag("col", class_=class_) for class_ in classes)),
+        tag("thead", tag("tr", top, role=role("row")), role=role("rowgroup")),
+        tag("tbody", map(row, rows), role=role("rowgroup")),
+    )
+    return tag("div", tag("table", parts, role=role("table")), class_=f"tbl {name}".strip())
 
 
 def figure(picture: Html, caption: str, legend: Content = None) -> Html:

@@ -7,13 +7,13 @@ from typing import Any
 
 from gpucalc import units
 from gpucalc.documents import Estimate
-from gpucalc.explain import assumed_facts
 from gpucalc.formula import FORMULAS
 from gpucalc.plan.answer import Level, Plan
 from gpucalc.report.html.ledger import Ledger
 from gpucalc.report.html.pieces import Row, facts_rows, section, table
 from gpucalc.report.markup import Html, join, tag
 from gpucalc.report.screen import whole
+from gpucalc.report.table import assumed_figures
 
 LEVELS = {Level.FITS: "fits", Level.MARGINAL: "marginal", Level.DOES_NOT_FIT: "does not fit"}
 
@@ -80,7 +80,7 @@ def actions(answer: Plan) -> Html | None:
         for action in answer.actions:
             keys = " ".join(f"{key}={set_word(value)}" for key, value in action.changes.items())
             yield (
-                join(action.title, tag("code", keys, class_="eq")),
+                join(action.title, tag("code", keys, class_="eq more")),
                 units.gib(action.needed_bytes),
                 units.seconds(action.step_s) if action.step_s is not None else "",
                 whole(action.tokens_per_s) if action.tokens_per_s is not None else "",
@@ -118,7 +118,7 @@ def documents(estimates: Sequence[Estimate], ledger: Ledger) -> Html:
 def assumptions(answer: Plan, ledger: Ledger) -> Html | None:
     """Everything nobody stated: keys that can be set, and figures that are guesses."""
     keys = [(tag("code", _setting(item.key, item.value)), item.why) for item in answer.assumptions]
-    facts = list(facts_rows(ledger, assumed_facts(answer.root)))
+    facts = list(facts_rows(ledger, assumed_figures(answer)))
     content: list[Html] = []
     if keys:
         content.append(
