@@ -67,6 +67,7 @@ _PCIE_HOST_GPUS = 8
 _OLDEST_PCIE = 3
 # Two tiers of 64-port switches join so many GPUs of one network card each without a bottleneck: 64 x 64 / 2.
 POD_GPUS = 2048
+PRICE_OF = "price of"  # how an assumption about a published price begins
 _HOST_NETWORK_GBIT_S = 100.0
 
 _STEM = re.compile(r"[a-z0-9][a-z0-9._+-]*", re.IGNORECASE)
@@ -528,7 +529,7 @@ class Catalog:
             price = host.system.price
             line = price.usd_per_gpu_hour.line("price_per_gpu_hour")
             note = f"{host.system.id}, {price.terms or 'list'}, {price.date}"
-            assumptions.append(f"price of {gpu.name}: {line.value:.2f} USD per GPU hour ({note})")
+            assumptions.append(f"{PRICE_OF} {gpu.name}: {line.value:.2f} USD per GPU hour ({note})")
             return _noted(line, note)
         offers = self.prices(gpu)
         if offers is None:
@@ -540,7 +541,7 @@ class Catalog:
         days = " to ".join(dict.fromkeys((dates[0], dates[-1])))
         count = f"median of {len(figures)} published offers" if len(figures) > 1 else "one published offer"
         note = f"{count} ({who}; {days})"
-        assumptions.append(f"price of {gpu.name}: {middle:.2f} USD per GPU hour, {note}")
+        assumptions.append(f"{PRICE_OF} {gpu.name}: {middle:.2f} USD per GPU hour, {note}")
         return Line(
             "price_per_gpu_hour",
             middle,

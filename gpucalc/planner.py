@@ -12,7 +12,7 @@ from typing import Any
 
 from gpucalc.accuracy import error_table
 from gpucalc.advise import advised
-from gpucalc.catalog import POD_GPUS, Catalog
+from gpucalc.catalog import POD_GPUS, PRICE_OF, Catalog
 from gpucalc.economics import economics
 from gpucalc.jobs import ResolvedJob
 from gpucalc.plan.answer import Assumption, Level, Plan
@@ -49,6 +49,9 @@ def plan_job(
     assumptions = tuple(Assumption(d.key, d.value, d.why) for d in job.defaults)
     facts = economics(job.job, catalog, cluster)
     assumptions += _network_assumed(job, cluster)
+    if facts.money.usd_per_gpu_hour is not None:  # the published price is not the one taken
+        said = tuple(text for text in cluster.assumptions if not text.startswith(PRICE_OF))
+        cluster = replace(cluster, price_per_gpu_hour=facts.money.usd_per_gpu_hour, assumptions=said)
     if not isinstance(run, TrainRun):
         from gpucalc.search_serving import plan_serving  # training plans do without
 

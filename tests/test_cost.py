@@ -99,6 +99,7 @@ def test_every_assumption_of_a_cost_is_listed_and_can_be_set() -> None:
     )  # fmt: skip
     plan = planned("llama-3-8b", *sets)
     assert not any(item.key.startswith("costs.") for item in plan.assumptions)
+    assert not any("price of" in item.why for item in plan.assumptions)
     lines = costs(plan)
     assert lines["energy"].value == pytest.approx(5.6 * 24 * 1.5)
     assert lines["carbon"].value == pytest.approx(5.6 * 24 * 1.5 * 0.1)

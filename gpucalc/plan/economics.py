@@ -110,7 +110,7 @@ def reliability_line(
         f.write_s,
         checkpoint_bytes=size,
         storage_bytes_per_s=storage,
-        note="training waits for it; saved in the background it costs less",
+        note="training waits for it",
     )
     best = compute("optimal_interval", f.daly_interval_s, write_s=write, mtbf_s=mtbf, note="Daly 2006")
     young = compute("young_interval", save_interval_s, write_s=write, mtbf_s=mtbf, note="Young 1974")
@@ -130,7 +130,7 @@ def reliability_line(
             write_s=write,
             restart_s=failures.restart_s,
             mtbf_s=mtbf,
-            note="work done again and restarts, to first order",
+            note="work done again, restarts; to first order",
         ),
     )
     parts: list[Line] = [replace(reached, note="share of wall time that makes progress"), mtbf]
@@ -160,7 +160,7 @@ def checkpoint_size(graph: Graph, recipe: Recipe) -> Line:
         own = tuple(part for part in lines[0].children if part.name in trained)
         lines[0] = total("weights", own, unit="bytes")
     return total(
-        "checkpoint", tuple(lines), unit="bytes", note="trained weights and optimizer states, written once"
+        "checkpoint", tuple(lines), unit="bytes", note="trained weights, optimizer states, once"
     )
 
 
@@ -299,7 +299,7 @@ def cost_line(
                     money.carbon_kg,
                     energy_kwh=energy,
                     carbon_kg_per_kwh=basis.carbon_kg_per_kwh,
-                    note="CO2 of the energy; none of making the machines",
+                    note="CO2 of the energy alone",
                 )
             )
         if basis.usd_per_kwh is not None:
@@ -378,7 +378,7 @@ def _owned(cluster: Cluster, basis: Money, hours: Line, power: Line, price: Line
         gpu_hours=hours,
         capital_usd_per_gpu_hour=capital,
         power_usd_per_gpu_hour=drawn,
-        note=f"bought: ${each:,.2f} a GPU-hour; no staff, space, network or interest in it",
+        note=f"bought: ${each:,.2f} a GPU-hour, without staff, space, network, interest",
     )
     yield owned
     if price is not None and price.value > drawn.value:
@@ -389,5 +389,5 @@ def _owned(cluster: Cluster, basis: Money, hours: Line, power: Line, price: Line
             years=basis.years,
             usd_per_gpu_hour=price,
             power_usd_per_gpu_hour=drawn,
-            note="of its years a bought GPU must work to be cheaper than a rented one",
+            note="share of its years a bought GPU must work to cost less than rent",
         )

@@ -23,7 +23,7 @@ def report(found: Scaling) -> RenderableType:
         parts += [Text(), heading("The global batch stays (strong scaling)"), *_sizes(found.strong)]
     parts += [Text(), Text("efficiency: rate per GPU against the smallest size that runs", QUIET)]
     if any(size.goodput is not None for size in (*found.weak, *(found.strong or ()))):
-        words = "goodput: share of wall time that failures and checkpoints leave, by the job's reliability: keys"
+        words = "goodput: share of wall time that failures and checkpoints leave, by its reliability: keys"
         parts.append(Text(words, QUIET))
     return Group(*parts)
 
