@@ -216,3 +216,8 @@ def test_columns_equal_scalars(rows: list[tuple[int, int]]) -> None:
     pairs = f.attention_pairs(seq_len=seq, keys=seq, span=span, causal=True)
     for i, (s, w) in enumerate(rows):
         assert pairs[i] == f.attention_pairs(seq_len=s, keys=s, span=w, causal=True)
+
+
+def test_offloaded_activations_go_out_and_come_back() -> None:
+    # 32 layers of 4,096 tokens x 4,096 wide in 16 bit: 1 GiB kept, 2 GiB over the link.
+    assert f.offloaded_activation_bytes(kept_bytes=32 * 4096 * 4096 * 2) == 2 * 2**30

@@ -408,6 +408,16 @@ def host_copy_s(*, bytes_moved: Num, link_bytes_per_s: Num) -> Num:
     return bytes_moved / link_bytes_per_s
 
 
+@formula(
+    unit="bytes",
+    source="torch.autograd.graph.save_on_cpu, TransformerEngine's cpu_offload: every saved tensor goes out in"
+    " forward and comes back in backward; read, not run",
+)
+def offloaded_activation_bytes(*, kept_bytes: Num) -> Num:
+    """Bytes between a GPU and its host when what forward keeps is offloaded."""
+    return 2 * kept_bytes
+
+
 # --- a step ----------------------------------------------------------------------------------------
 
 

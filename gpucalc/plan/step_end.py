@@ -9,9 +9,11 @@ from gpucalc.formulas import compute as f
 from gpucalc.graph import Graph
 from gpucalc.line import Kind, Line, compute, total
 from gpucalc.num import Num, is_scalar, maximum, where
+from gpucalc.plan import kept
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links
-from gpucalc.plan.stage_time import StageTime, rank_params, stack_shape
+from gpucalc.plan.rank import Rank
+from gpucalc.plan.stage_time import StageTime, rank_params
 from gpucalc.plan.stages import Stage, block_tensors
 from gpucalc.plan.step_rates import (
     ABOVE,
@@ -185,15 +187,9 @@ def offload_lines(
         copy = compute("parameters", f.host_copy_s, bytes_moved=moved, link_bytes_per_s=link)
         copies.append(compute("parameters", f.repeated_s, each_s=copy, times=2 * layout.micro_batches))
     if "activations" in recipe.offload and time.stage.depth:
-        shape = stack_shape(graph, graph.trunk, layout, recipe)
-        moved = compute(
-            "bytes",
-            f.elementwise_bytes,
-            tokens=shape.tokens,
-            width=graph.trunk.hidden,
-            passes=2 * time.stage.depth,
-            element_bytes=recipe.activation_bytes,
-        )
+        # Of one micro-batch: all that would stay for backward, whatever recomputation leaves of it.
+        single = Rank(graph, time.stage, replace(layout, micro_batches=1), replace(recipe, offload=()))
+        moved = compute("bytes", f.offloaded_activation_bytes, kept_bytes=kept.activations(single)[0])
         copy = compute("activations", f.host_copy_s, bytes_moved=moved, link_bytes_per_s=link)
         copies.append(compute("activations", f.repeated_s, each_s=copy, times=layout.micro_batches))
     if not copies:

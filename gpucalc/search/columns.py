@@ -24,7 +24,7 @@ from gpucalc.search.found import UNFIT, Candidate, Found, merit
 from gpucalc.search.space import Axes, Space, Structure
 from gpucalc.search.worth import Scale
 
-CELLS_AT_A_TIME = 32_768  # a block's float64 columns and their temporaries stay in a core's cache
+CELLS_AT_A_TIME = 131_072  # a block's float64 columns, 1 MiB each, stay in the last level of cache
 
 Column = Any  # a numpy array of five axes that broadcasts to a block, or one number
 Progress = Callable[[int, int], None]

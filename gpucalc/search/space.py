@@ -229,8 +229,8 @@ class Space:
         if run.ep == "auto":
             eps = divisors(ranks) if self.has_experts else [1]
         etps: list[Any] = [run.etp if isinstance(run.etp, int) else 1]
-        if run.etp == "auto":
-            etps = [e for e in divisors(ranks) if e <= self.domain] if self.has_experts else [1]
+        if run.etp == "auto":  # whole experts, or divided as the rest is; `legal` says which of the two
+            etps = sorted({1, *self._tp_values}) if self.has_experts else [1]
         return tuple(pair for pair in product(eps, etps) if self._fits(ep=pair[0], etp=pair[1], pp=one.pp))
 
     @cached_property
@@ -306,6 +306,8 @@ class Space:
             broken = broken | too_few_to_fold(one.pp, count) | uneven_ends(one.schedule, count)
         if self.run.grad_accum is not None and self.batch is not None:
             broken = broken | (self.run.grad_accum * d.micro_batch * dp != self.batch)
+        if self.run.etp == "auto":  # other degrees cost exchanges that the formulas do not know
+            broken = broken | ((axes["etp"] > 1) & (axes["etp"] != tp))
         if self.run.sequence_parallel == "auto":  # means nothing without tp: counted once
             first = self._sequence_parallel[0]
             broken = broken | (where(tp > 1, 0, 1) > where(sharing == first, 1, 0))
