@@ -518,3 +518,37 @@ def test_adafactor_keeps_means_of_rows_and_columns() -> None:
     assert kept == opt.adafactor_state_bytes(
         sides=96 + 40, other_params=64, element_bytes=4, shard=1, zero_stage=0
     )
+
+
+# --- attention written out ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide", "kept"), [(BF16, 4, 6), (BF16, 2, 2), (torch.float32, 4, 4)], ids=str
+)
+def test_scores_alive_in_the_backward_of_written_out_attention(dtype: Any, wide: int, kept: int) -> None:
+    length = 256
+    q, k, v = (torch.randn(1, HEADS, length, HEAD, dtype=dtype, requires_grad=True) for _ in range(3))
+    as_fp32 = torch.float32 if wide > dtype.itemsize else None
+    with live(q, k, v) as mode:
+        scores = torch.matmul(q, k.transpose(2, 3)) * HEAD**-0.5
+        weights = F.softmax(scores, dim=-1, dtype=as_fp32).to(dtype)
+        del scores
+        out = torch.matmul(weights, v)
+        del weights
+        saved = mode.now - out.nbytes
+        gradient = torch.randn_like(out)
+        mode.peak = before = mode.now
+        out.backward(gradient)
+        more = mode.peak - before
+    assert saved == kept * HEADS * length**2
+    beyond = act.eager_attention_backward_bytes(
+        heads=HEADS,
+        span=length,
+        tokens=length,
+        softmax_bytes=wide,
+        probability_bytes=kept,
+        freed_bytes=0,
+        tp=1,
+    )
+    assert more == beyond + v.nbytes  # the gradient of the values is there first

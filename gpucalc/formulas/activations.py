@@ -117,9 +117,10 @@ def eager_attention_saved_bytes(
 ) -> Num:
     """Unfused attention: q, expanded k and v, out, and score-sized tensors of heads x span per token.
 
-    probability_bytes: 4 + element size where softmax runs in fp32 and casts back (Llama family), the
-    element size alone where it does not (GPT-2, BERT, Megatron); one element more where scores are capped
-    (Gemma 2). dropout 1 adds the mask (1 byte) and the dropped probabilities.
+    probability_bytes: 4 + element size where softmax runs in fp32 and casts back (Llama family; 4 alone with
+    dropout, which needs no cast result), the element size alone where it does not (GPT-2, BERT, Megatron);
+    one element more where scores are capped (Gemma 2). dropout 1 adds the mask (1 byte) and the dropped
+    probabilities.
     """
     return (
         4 * activation_bytes * query_width
@@ -333,6 +334,28 @@ def gated_mlp_backward_bytes(*, ffn: Num, hidden: Num, tokens: Num, activation_b
 def plain_mlp_backward_bytes(*, ffn: Num, hidden: Num, tokens: Num, activation_bytes: Num, tp: Num) -> Num:
     """Gradients alive at the widest point of a two-matrix MLP backward beyond what was saved."""
     return (ffn / tp + hidden) * activation_bytes * tokens
+
+
+@formula(
+    unit="bytes",
+    source="attention written out, torch 2.13 on CPU: live tensors of its backward pass, to the byte",
+)
+def eager_attention_backward_bytes(
+    *,
+    heads: Num,
+    span: Num,
+    tokens: Num,
+    softmax_bytes: Num,
+    probability_bytes: Num,
+    freed_bytes: Num,
+    tp: Num,
+) -> Num:
+    """Scores alive at the widest point of written-out attention's backward beyond what the layer saved.
+
+    Softmax's result, its gradient and that of its input, in softmax's own type. Gone by then: what was kept
+    of the probabilities (bytes a score) and what the layer's feed-forward part kept (freed_bytes).
+    """
+    return maximum((3 * softmax_bytes - probability_bytes) * heads * span * tokens / tp - freed_bytes, 0)
 
 
 @formula(unit="bytes", source="memory timeline, 18 configurations, 16 within 0.001 %")

@@ -79,7 +79,7 @@ def selective_line(block: Block, recipe: Recipe, *, seq_len: int) -> Line:
         for linear in part.linears
         if linear.shard.value != "replicated"
     ]
-    # torchtitan's policy keeps the 1st, 3rd, 5th ... matrix result of a layer. Compiled, it keeps none that no
+    # torchtitan's policy keeps the 1st, 3rd, 5th ... matrix result of a layer. Compiled, it keeps none of which no
     # gradient is made of, being only added to the residual stream (AOTAutograd's partitioner of torch 2.13 on
     # a Llama layer, to the byte); written out, they stay.
     compiled, named = recipe.kernels != "eager", recipe.math != "fp4"
@@ -210,6 +210,19 @@ def _mixer_lines(
     return lines + _attention_lines(mixer, recipe, seq_len, norm_kind)
 
 
+def softmax_bytes(mixer: Attention, recipe: Recipe) -> int:
+    """Element size written-out attention takes its softmax in."""
+    fp32 = recipe.kernels == "eager" and mixer.rope != "none"
+    return 4 if fp32 else recipe.activation_bytes
+
+
+def probability_bytes(mixer: Attention, recipe: Recipe) -> int:
+    """Bytes a score that softmax and its cast keep, without dropout's own."""
+    size, wide = recipe.activation_bytes, softmax_bytes(mixer, recipe)
+    cast = size if wide != size and not recipe.dropout else 0
+    return wide + cast + (size if mixer.softcap else 0)
+
+
 def _attention_lines(mixer: Attention, recipe: Recipe, seq_len: int, norm_kind: str) -> list[Line]:
     size = recipe.activation_bytes
     query, kv = mixer.heads * mixer.qk_dim, mixer.kv_heads * mixer.qk_dim
@@ -238,8 +251,6 @@ def _attention_lines(mixer: Attention, recipe: Recipe, seq_len: int, norm_kind: 
     expanded = cut and mixer.kv_heads < mixer.heads
     if recipe.attention == "eager":
         span = min(seq_len, mixer.span or seq_len)
-        fp32_softmax = recipe.kernels == "eager" and mixer.rope != "none"
-        probability = (4 + size) if fp32_softmax and size == 2 else size
         lines.append(
             compute(
                 "attention",
@@ -248,7 +259,7 @@ def _attention_lines(mixer: Attention, recipe: Recipe, seq_len: int, norm_kind: 
                 heads=mixer.heads,
                 span=span,
                 activation_bytes=size,
-                probability_bytes=probability + (size if mixer.softcap else 0),
+                probability_bytes=probability_bytes(mixer, recipe),
                 dropout=int(recipe.dropout),
             )
         )

@@ -8,13 +8,14 @@ from typing import Any
 from gpucalc.formulas import activations as act
 from gpucalc.formulas import memory as mem
 from gpucalc.formulas import optimizers as opt
-from gpucalc.graph import Mlp, Moe
-from gpucalc.line import Line, choose, compute, largest_of
+from gpucalc.graph import Attention, Mlp, Moe
+from gpucalc.line import Line, choose, compute, largest_of, total
 from gpucalc.num import where
 from gpucalc.plan import allowances
-from gpucalc.plan.kept import widest_run
+from gpucalc.plan.activation import probability_bytes, softmax_bytes
+from gpucalc.plan.kept import full_layer, widest_run
 from gpucalc.plan.rank import Rank
-from gpucalc.plan.stages import block_linears
+from gpucalc.plan.stages import LayerRun, block_linears
 
 
 def loss_transients(rank: Rank) -> tuple[Line, ...]:
@@ -259,6 +260,7 @@ def backward_working_set(rank: Rank) -> tuple[Line, ...]:
                 tp=layout.tp,
             )
         )
+    candidates += _attention_backward(rank, run)
     if recipe.framework == "megatron" and rank.vocab:
         candidates.append(
             compute(
@@ -273,6 +275,36 @@ def backward_working_set(rank: Rank) -> tuple[Line, ...]:
             )
         )
     return largest_of(candidates)
+
+
+_FEED_FORWARD = {
+    "mlp", "mlp_input", "moe_input", "experts", "router", "router_input", "shared_experts"
+}  # fmt: skip
+
+
+def _attention_backward(rank: Rank, run: LayerRun) -> tuple[Line, ...]:
+    """The widest point of written-out attention's backward, where scores outweigh the feed-forward part."""
+    recipe, mixer = rank.recipe, run.block.mixer
+    if recipe.attention != "eager" or not isinstance(mixer, Attention) or mixer.kv_lora is not None:
+        return ()
+    length = run.stack.tokens or recipe.seq_len
+    dropped = 1 + recipe.activation_bytes if recipe.dropout else 0
+    parts = full_layer(rank, run).children
+    return (
+        compute(
+            "backward_working_set",
+            act.eager_attention_backward_bytes,
+            heads=mixer.heads,
+            span=min(length, mixer.span or length),
+            tokens=rank.run_tokens(run),
+            softmax_bytes=softmax_bytes(mixer, recipe),
+            probability_bytes=probability_bytes(mixer, recipe) + dropped,
+            freed_bytes=total(
+                "freed", tuple(part for part in parts if part.name in _FEED_FORWARD), unit="bytes"
+            ),
+            tp=rank.layout.tp,
+        ),
+    )
 
 
 def backward_transients(rank: Rank) -> tuple[Line, ...]:
