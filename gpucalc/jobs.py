@@ -327,30 +327,9 @@ def _read(path: Path) -> Document:
     """YAML, or JSON for a file that says so: JSON may hold tabs, which YAML refuses."""
     if path.suffix.lower() != ".json":
         return load_yaml(path)
-    text = read_text(path, max_bytes=_CONFIG_BYTES)
-    return Document(data=_json(text, str(path)), where=str(path), text=text)
+    from gpucalc.spec.jsonio import load_json  # only when a JSON file is given
 
-
-def _json(text: str, where: str) -> dict[str, Any]:
-    import json  # only when a JSON file is given
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        data = dict(pairs)
-        if len(data) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise InputError("the key is given twice", where=where, key=twice)
-        return data
-
-    try:
-        data = json.loads(text, object_pairs_hook=once)
-    except json.JSONDecodeError as error:
-        raise InputError(f"not valid JSON: {error.msg}", where=f"{where}:{error.lineno}") from None
-    except (RecursionError, ValueError):
-        raise InputError("not valid JSON: nested too deeply or a number too long", where=where) from None
-    if not isinstance(data, dict):
-        raise InputError("expected keys and values", where=where)
-    return data
+    return load_json(path, max_bytes=_CONFIG_BYTES)
 
 
 def _kind_of(data: Mapping[str, Any]) -> str | None:

@@ -119,10 +119,10 @@ def test_broken_configs_are_input_errors(config: Any) -> None:
 
 
 def test_broken_files_are_input_errors(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no config"):
+    with pytest.raises(InputError, match="config.json: no such file"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(InputError, match="not JSON"):
+    with pytest.raises(InputError, match="not valid JSON"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError):

@@ -196,3 +196,5 @@ def emit(text: str) -> None:
             print(text.translate(_ASCII).encode(known, "replace").decode(known), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from None

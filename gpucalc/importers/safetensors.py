@@ -68,7 +68,8 @@ def read_index(path: str | Path) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     """
     where = str(path)
     file = Path(path)
-    places = load_json(file, max_bytes=MAX_INDEX).data.get("weight_map")
+    index = load_json(file, max_bytes=MAX_INDEX).data
+    places = index.get("weight_map")
     if not isinstance(places, dict) or not places:
         raise InputError("missing", where=where, key="weight_map")
     shards: dict[str, set[str]] = {}

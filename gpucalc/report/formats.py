@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from gpucalc.check import RULES, Finding, Report, Status
+from gpucalc.errors import one_line
 from gpucalc.report.json import SCHEMA_VERSION, plain
 
 if TYPE_CHECKING:
@@ -273,11 +274,12 @@ def _equations(missed: list[Finding], room: int) -> str:
 
 def inside_code(text: str) -> str:
     """Text inside a code span of a table cell."""
-    return text.replace("`", "'").replace("|", "\\|")
+    return one_line(text).replace("`", "'").replace("|", "\\|")
 
 
 def inside_text(text: str) -> str:
     """Text of a table cell: nothing in it is markup, a mention or a link."""
+    text = one_line(text)
     for character in "\\`*_[]|~":
         text = text.replace(character, "\\" + character)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")

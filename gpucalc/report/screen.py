@@ -20,6 +20,7 @@ from gpucalc import units
 from gpucalc.errors import one_line
 from gpucalc.line import Line
 
+USUAL = 80
 WIDEST = 120  # wider lines are hard to read; a wider terminal stays empty on the right
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
@@ -30,7 +31,7 @@ QUIET = Style(dim=True)
 def render(item: RenderableType, *, color: bool = True) -> str:
     """The item as text for standard output: plain when piped, NO_COLOR is set or color is off."""
     console = Console(highlight=False, no_color=None if color else True, soft_wrap=False)
-    console.width = min(console.width, WIDEST)
+    console.width = min(console.width or USUAL, WIDEST)  # COLUMNS=0 says that nobody knows
     if not color:
         console = Console(highlight=False, color_system=None, width=console.width)
     with console.capture() as capture:
