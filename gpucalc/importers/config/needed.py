@@ -49,6 +49,8 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "hy_v3": ("head_dim", _EXPERTS, _SHARED, _DENSE),
     "jamba": (_EXPERTS, "expert_layer_period"),
     "kimi_k2": (*_LATENT, _ROUTED, _SHARED, _DENSE),
+    "kimi_k25": (*_LATENT, _ROUTED, _SHARED, _DENSE),
+    "kimi_vl": (*_LATENT, _ROUTED, _SHARED, _DENSE),
     "kimi_linear": (*_LATENT, _EXPERTS, _SHARED, _DENSE),
     "lfm2": ("block_auto_adjust_ff_dim",),
     "lfm2_moe": (_EXPERTS, "num_dense_layers"),
