@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from gpucalc import units
 from gpucalc.line import Line, value_of
 from gpucalc.plan.answer import Plan
+from gpucalc.plan.memory import meters
 from gpucalc.report.html.ledger import Ledger
 from gpucalc.report.html.pieces import Row, figure, ledger_name, legend, parts_rows, section, table
-from gpucalc.report.markup import Html
+from gpucalc.report.markup import Html, tag
 from gpucalc.report.svg.bars import Bar, Piece, stacks
 
 _SMALLEST = (0.0005, 0.002, 0.03)
@@ -45,29 +47,47 @@ def memory(answer: Plan, ledger: Ledger) -> Html:
         return _serving(answer, ledger)
     stages = stages_of(answer.memory)
     worst = _worst(stages, answer.verdict.stage)
-    phases = [line for line in worst.children if line.unit == "bytes"]
-    peak = next((line for line in phases if line.name == answer.verdict.phase), worst)
-    capacity = float(answer.verdict.capacity.value)
+    peak = next((phase for phase in _phases(worst) if phase.name == answer.verdict.phase), worst)
     title = f"{worst.name} at its peak, {peak.name}" if peak is not worst else worst.name
-    rows = parts_rows(ledger, peak, _SMALLEST, capacity, f"peak: {peak.name}")
-    content: list[Html] = []
+    rows = parts_rows(ledger, peak, _SMALLEST, float(answer.verdict.capacity.value), f"peak: {peak.name}")
+    return section(
+        "memory",
+        "Memory per GPU",
+        pictures(answer),
+        table(f"Parts of {title}", ("part", "memory", "of limit"), rows, numbers=2),
+        table(
+            "Every phase and stage",
+            ("peak of", "memory", "of limit"),
+            _others(answer, ledger, stages),
+            numbers=2,
+        ),
+        _meters(answer),
+    )
+
+
+def pictures(answer: Plan) -> list[Html]:
+    """The stacks alone: a training run's stages and the worst one's phases, a deployment's GPU."""
+    if answer.serves:
+        return [_whole_card(answer)]
+    stages = stages_of(answer.memory)
+    worst = _worst(stages, answer.verdict.stage)
+    drawn: list[Html] = []
     if len(stages) > 1:
-        groups = grouped(stages)
         bars = [
             Bar(name, units.gib(stage.value), pieces_of(_peak_of(stage)), strong=stage is worst)
-            for name, stage in groups
+            for name, stage in grouped(stages)
         ]
-        content.append(_stacks(answer, bars, f"Peak of each pipeline stage against the {_limit(answer)}"))
-    shown = [
-        Bar(phase.name, units.gib(phase.value), pieces_of(phase), strong=phase is peak) for phase in phases
-    ]
+        drawn.append(_stacks(answer, bars, f"Peak of each pipeline stage against the {_limit(answer)}"))
+    phases = [
+        Bar(phase.name, units.gib(phase.value), pieces_of(phase), strong=phase.name == answer.verdict.phase)
+        for phase in _phases(worst)
+    ] or [Bar(worst.name, units.gib(worst.value), pieces_of(worst))]
     words = f"Memory of {worst.name} in each phase of a step against the {_limit(answer)}"
-    shown = shown or [Bar(worst.name, units.gib(worst.value), pieces_of(worst))]
-    content.append(_stacks(answer, shown, words))
-    content.append(table(f"Parts of {title}", ("part", "memory", "of limit"), rows, numbers=2))
-    others = _others(answer, ledger, stages)
-    content.append(table("Every phase and stage", ("peak of", "memory", "of limit"), others, numbers=2))
-    return section("memory", "Memory per GPU", content)
+    return [*drawn, _stacks(answer, phases, words)]
+
+
+def _phases(stage: Line) -> list[Line]:
+    return [line for line in stage.children if line.unit == "bytes"]
 
 
 def stages_of(tree: Line) -> list[Line]:
@@ -158,16 +178,14 @@ def _gib(value: float) -> str:
 
 def _peak_of(stage: Line) -> Line:
     """The phase a stage needs most in."""
-    phases = [line for line in stage.children if line.unit == "bytes"]
-    return max(phases, key=lambda line: float(line.value), default=stage)
+    return max(_phases(stage), key=lambda line: float(line.value), default=stage)
 
 
 def _others(answer: Plan, ledger: Ledger, stages: Sequence[Line]) -> Iterator[Row]:
     capacity = float(answer.verdict.capacity.value)
     worst = _worst(stages, answer.verdict.stage)
-    for phase in worst.children:
-        if phase.unit == "bytes":
-            yield _row(ledger, phase, f"{worst.name}, {phase.name}", capacity)
+    for phase in _phases(worst):
+        yield _row(ledger, phase, f"{worst.name}, {phase.name}", capacity)
     if len(stages) > 1:
         for name, stage in grouped(stages):
             yield _row(ledger, stage, name, capacity)
@@ -192,30 +210,42 @@ def _worst(stages: Sequence[Line], stage: int) -> Line:
     return named[0] if named else stages[min(stage, len(stages) - 1)]
 
 
+def _meters(answer: Plan) -> Html | None:
+    """What the usual meters would show at the peak."""
+    read = meters(answer.memory)
+    if read is None:
+        return None
+    told = {name: units.gib(value) for name, value in read.items()}
+    words = f"torch allocates {told['allocated']} and reserves {told['reserved']};"
+    return tag("p", f"{words} nvidia-smi shows {told['device']}.")
+
+
 def _serving(answer: Plan, ledger: Ledger) -> Html:
-    tree = answer.memory
-    total = answer.verdict.capacity.inputs.get("total_bytes")
-    card = float(value_of(total) if total is not None else answer.verdict.capacity.value)
-    bar = Bar("everything allocated", units.gib(tree.value), pieces_of(tree), strong=True)
+    card = _card(answer)
+    decided = answer.verdict
+    named = ((decided.needed, f"decides: {decided.needed.name}"), (decided.capacity, "limit"))
+    rows = chain(
+        parts_rows(ledger, answer.memory, (0.0005, 0.004, 0.02), card, "everything allocated"),
+        (_row(ledger, line, name, card) for line, name in named),
+    )
+    heads = ("part", "memory", "of card")
+    parts = table("Parts of one GPU's memory", heads, rows, numbers=2)
+    return section("memory", "Memory per GPU", pictures(answer), parts)
+
+
+def _whole_card(answer: Plan) -> Html:
+    card = _card(answer)
+    bar = Bar("everything allocated", units.gib(answer.memory.value), pieces_of(answer.memory), strong=True)
     drawn, entries = coloured([bar])
     caption = f"One GPU with everything allocated against the whole card, {units.gib(card)}"
     if answer.layout.pp > 1:
         caption += f"; stage {answer.verdict.stage} of {answer.layout.pp}, which decides"
     label = f"{caption}: {bar.amount}"
     picture = stacks(drawn, card, f"whole card {units.gib(card)}", _gib, label, units.GIB)
-    rows: Iterable[Row] = parts_rows(ledger, tree, (0.0005, 0.004, 0.02), card, "everything allocated")
-    decided = answer.verdict
-    named = ((decided.needed, f"decides: {decided.needed.name}"), (decided.capacity, "limit"))
-    ends = (_row(ledger, line, name, card) for line, name in named)
-    return section(
-        "memory",
-        "Memory per GPU",
-        figure(picture, caption, legend(entries)),
-        table("Parts of one GPU's memory", ("part", "memory", "of card"), join_rows(rows, ends), numbers=2),
-    )
+    return figure(picture, caption, legend(entries))
 
 
-def join_rows(*groups: Iterable[Row]) -> Iterator[Row]:
-    """Rows of several tables as one."""
-    for group in groups:
-        yield from group
+def _card(answer: Plan) -> float:
+    """What the whole card holds, of which an engine may use a share."""
+    total = answer.verdict.capacity.inputs.get("total_bytes")
+    return float(value_of(total) if total is not None else answer.verdict.capacity.value)

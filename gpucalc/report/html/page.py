@@ -46,7 +46,7 @@ def page(
 
 def fragment(answer: Plan) -> str:
     """The verdict, the key figures and the memory's stack, for a cell of a notebook."""
-    body = join(head.head(answer), head.verdict(answer))
+    body = join(head.head(answer), head.verdict(answer), memory.pictures(answer))
     return str(join(_style(), tag("div", body, class_="gpucalc fragment")))
 
 
