@@ -687,8 +687,6 @@ def _serve_defaults(
     choose("osl", max(1, min(256, length // 2, length - isl)), "a usual answer in published benchmarks")
     if run.framework in ("llamacpp", "hf"):
         choose("concurrency", 1, "one request at a time, this engine's own default")
-    else:
+    elif run.request_rate is None:
         choose("concurrency", 16, "a small service")
-    if run.framework == "vllm":
-        choose("gpu_memory_utilization", 0.9, "vLLM's own default")
     return run.model_copy(update=chosen), tuple(listed)

@@ -15,14 +15,25 @@ from gpucalc.plan.answer import Assumption, Level, Plan
 from gpucalc.plan.economics import Economics
 from gpucalc.plan.evaluate import ErrorTable, Subject
 from gpucalc.plan.rules import divisors
-from gpucalc.plan.serve import Deployment, deploy, evaluate_serving, meets_targets, timed
+from gpucalc.plan.serve import (
+    Deployment,
+    deploy,
+    evaluate_serving,
+    has_targets,
+    loaded,
+    meets_targets,
+    timed,
+)
+from gpucalc.plan.serve_loads import keeps_up
 from gpucalc.plan.serve_resolve import BY_LAYERS, has_experts
+from gpucalc.plan.serving_layout import ServingTime
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import ServeRun
 
 DEGREES = ("tp", "pp", "dp", "ep")
 MOST_TIMED = 16  # layouts whose speed is worked out,
+MOST_LOADED = 8  # layouts whose load at a request rate is looked for
 TIMED_PER_SIZE = 3  # so many of each number of GPUs per copy
 _LEVELS = {Level.FITS: 0, Level.MARGINAL: 1, Level.DOES_NOT_FIT: 2}
 
@@ -88,6 +99,8 @@ def _best(
     if not starting:
         return ranked[0], f"none {of} starts; this one lacks least"
     recipe = ranked[0].found.recipe
+    if recipe.request_rate is not None:
+        return _for_rate(subject, starting, cluster, engine, of)
     if recipe.ttft_ms is None and recipe.tpot_ms is None:
         return ranked[0], f"the fewest GPUs per copy that hold the model and the requests, {of}"
     timings = [(one, timed(subject, one.found, engine, cluster)[0]) for one in _spread(starting)]
@@ -100,6 +113,32 @@ def _best(
         best, _ = min(known, key=lambda pair: float(pair[1].decode_step_s.value))
         return best, f"none {of} meets the targets; this one is quickest per token"
     return ranked[0], f"the fewest GPUs per copy that hold the model, {of}; speed is not known"
+
+
+def _for_rate(
+    subject: Subject, starting: list[Candidate], cluster: Cluster, engine: EngineSpec, of: str
+) -> tuple[Candidate, str]:
+    """Of the layouts whose engine starts: quickest per token of those that keep up with the rate within the
+    targets; where none does, the one that serves most.
+    """
+    known: list[tuple[Candidate, ServingTime]] = []
+    for one in _spread(starting)[:MOST_LOADED]:
+        found, _, _ = loaded(subject, one.found, engine, cluster)
+        time, _ = timed(subject, found, engine, cluster)
+        if time is not None:
+            known.append((one, time))
+    if not known:
+        return starting[0], f"the fewest GPUs per copy that hold the model, {of}; speed is not known"
+    recipe = starting[0].found.recipe
+    assert recipe.request_rate is not None
+    able = [pair for pair in known if keeps_up(pair[1], recipe.request_rate)]
+    meeting = [pair for pair in able if meets_targets(pair[1], recipe)]
+    if meeting or able:
+        best, _ = min(meeting or able, key=lambda pair: float(pair[1].decode_step_s.value))
+        within = " within the targets" if meeting and has_targets(recipe) else ""
+        return best, f"quickest per token of {len(meeting or able)} that keep up with the rate{within}, {of}"
+    best, _ = max(known, key=lambda pair: float(pair[1].output_tokens_per_s.value))
+    return best, f"none {of} keeps up with the rate; this one serves most"
 
 
 def _spread(starting: list[Candidate]) -> list[Candidate]:

@@ -244,6 +244,7 @@ def size(
 
     `progress` is told how many fleets are looked at, of how many.
     """
+    job = _at_rate(job, targets)
     subject = Subject.of(job.model)
     errors = error_table(catalog)
     offers: list[Offer] = []
@@ -287,6 +288,19 @@ def size(
     offers.sort(key=_price)
     asked = latencies_asked(job.run)
     return Sizing(job.name, job.run.task, targets, tuple(offers), tuple(skipped), asked)
+
+
+def _at_rate(job: ResolvedJob, targets: Targets) -> ResolvedJob:
+    """The job under the requests that are to be served, where nobody said how many are in flight."""
+    run, key = job.run, "run.concurrency"
+    rate = targets.requests_per_s
+    if rate is None or not isinstance(run, ServeRun) or all(one.key != key for one in job.defaults):
+        return job
+    if run.framework in BY_LAYERS:
+        return job
+    run = run.model_copy(update={"concurrency": None, "request_rate": rate})
+    others = tuple(one for one in job.defaults if one.key != key)
+    return replace(job, job=job.job.model_copy(update={"run": run}), defaults=others)
 
 
 def _where(kind: Kind, count: int) -> str:

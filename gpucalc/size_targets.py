@@ -177,7 +177,8 @@ def latencies_asked(run: TrainRun | ServeRun) -> tuple[str, ...]:
 
 def _serving_misses(plan: Plan, run: ServeRun, targets: Targets, slower: float) -> list[str]:
     found: list[str] = []
-    served = _child(plan, "requests_per_s_at_targets") or _child(plan, "requests_per_s")
+    names = ("requests_per_s_at_targets", "requests_per_s_at_most", "requests_per_s")
+    served = next((rate for name in names if (rate := _child(plan, name)) is not None), None)
     if targets.requests_per_s is not None and (served is None or served / slower < targets.requests_per_s):
         told = "requests/s not known" if served is None else f"{served / slower:,.2f} requests/s"
         found.append(f"{told}, {targets.requests_per_s:g} asked")

@@ -161,7 +161,7 @@ def test_the_task_flag_picks_the_default_run(catalog: Catalog) -> None:
     assert isinstance(job.run, ServeRun)
     listed = defaults(job)
     assert (listed["run.framework"], listed["run.max_model_len"]) == ("vllm", 8192)
-    assert listed["run.gpu_memory_utilization"] == 0.9
+    assert "run.gpu_memory_utilization" not in listed  # the release decides, when it is planned
     assert "did you mean train" in refused("qwen3-8b", catalog, gpus="1xA100", task="trian")
 
 

@@ -279,6 +279,12 @@ def request_s(*, first_token_s: Num, period_s: Num, osl: Num) -> Num:
     return first_token_s + (osl - 1) * period_s
 
 
+@formula(unit="requests", source="Little's law: arrivals per second times the time each stays")
+def requests_in_flight(*, requests_per_s: Num, request_s: Num) -> Num:
+    """Requests in flight at a rate the engine keeps up with."""
+    return requests_per_s * request_s
+
+
 @formula(unit="s", source="Little's law: offered = rate x (wait + service)")
 def queue_s(*, offered: Num, running: Num, request_s: Num) -> Num:
     """Mean wait of a request for room, at a constant number offered."""

@@ -13,7 +13,7 @@ from gpucalc.plan.answer import Assumption, Level, LoadPoint, Plan, Verdict
 from gpucalc.plan.economics import Economics, cost_line
 from gpucalc.plan.evaluate import ErrorTable, Subject, fleet_notes, model_line
 from gpucalc.plan.launch import launch_line
-from gpucalc.plan.serve_loads import at_targets, pareto
+from gpucalc.plan.serve_loads import at_rate, at_targets, keeps_up, pareto
 from gpucalc.plan.serve_memory import serving_memory
 from gpucalc.plan.serve_parts import ERROR_BASIS, NOTHING_LOGGED, Logged
 from gpucalc.plan.serve_resolve import serve_layout, serve_recipe
@@ -92,7 +92,7 @@ def evaluate_serving(
 
     Raises Infeasible or InputError.
     """
-    found = deploy(subject, run, cluster, engine)
+    found, most_served, arriving = loaded(subject, deploy(subject, run, cluster, engine), engine, cluster)
     verdict = _verdict(found)
     time: ServingTime | None = None
     told = list(found.memory.notes)
@@ -100,7 +100,7 @@ def evaluate_serving(
         time, why = timed(subject, found, engine, cluster)
         told += [why] if why else []
         told += list(time.notes) if time is not None else []
-    told += _cache_notes(found)
+    told += [*arriving, *_cache_notes(found)]
     launch, wanting = launch_line(engine, found.layout, found.recipe, subject.spec, run)
     told += wanting
     stated = {item.key for item in assumptions}
@@ -110,8 +110,8 @@ def evaluate_serving(
     points: tuple[LoadPoint, ...] = ()
     if time is not None:
         best = _at_targets(subject, found, engine, cluster) if most else None
-        rates = _rates(time, found, best)
-        if best is None and most and _has_targets(found.recipe):
+        rates = _rates(time, found, best, most_served)
+        if best is None and most and has_targets(found.recipe):
             told.append("no load meets the targets")
         if loads:
             points = _loads(subject, found, engine, cluster, time, best)
@@ -147,6 +147,37 @@ def evaluate_serving(
         loads=points,
         launch=launch,
     )
+
+
+def loaded(
+    subject: Subject, found: Deployment, engine: EngineSpec, cluster: Cluster
+) -> tuple[Deployment, Line | None, tuple[str, ...]]:
+    """The deployment under the load its run states, the most it serves, and what to say.
+
+    The load of a request rate is looked for; one that is stated is taken as it is.
+    """
+    rate = found.recipe.request_rate
+    if rate is None or found.level is Level.DOES_NOT_FIT:
+        return found, None, ()
+    try:
+        point, most = at_rate(
+            subject.graph,
+            found.layout,
+            found.recipe,
+            engine,
+            cluster,
+            kv_tokens=found.cached_tokens,
+            requests_per_s=rate,
+        )
+    except GpucalcError as error:
+        return found, None, (f"how many requests are in flight is not known: {error}",)
+    recipe = replace(found.recipe, concurrency=max(point.concurrency, 1))
+    if keeps_up(point, rate):
+        told = f"{rate:g} requests/s keep {recipe.concurrency:,} in flight"
+    else:
+        assert most.requests_per_s is not None
+        told = f"{rate:g} requests/s arrive, at most {most.requests_per_s.value:,.2f} leave: the queue grows"
+    return replace(found, recipe=recipe), most.requests_per_s, (told,)
 
 
 def timed(
@@ -211,7 +242,8 @@ def _cache_notes(found: Deployment) -> list[str]:
     return notes
 
 
-def _has_targets(recipe: ServeRecipe) -> bool:
+def has_targets(recipe: ServeRecipe) -> bool:
+    """Whether the run states how quick it has to be."""
     return recipe.ttft_ms is not None or recipe.tpot_ms is not None
 
 
@@ -220,7 +252,7 @@ def _at_targets(
 ) -> ServingTime | None:
     """The largest load within the run's targets, None without targets or without such a load."""
     recipe = found.recipe
-    if not _has_targets(recipe):
+    if not has_targets(recipe):
         return None
     return at_targets(
         subject.graph,
@@ -258,7 +290,7 @@ def _loads(
             tpot_s=float(point.decode_step_s.value),
             queue_s=float(point.queue_s.value) if point.queue_s is not None else 0.0,
             binds=point.binds,
-            meets_targets=meets_targets(point, recipe) if _has_targets(recipe) else None,
+            meets_targets=meets_targets(point, recipe) if has_targets(recipe) else None,
             is_job=load == recipe.concurrency,
             is_most=best is not None and load == best.concurrency,
         )
@@ -266,7 +298,9 @@ def _loads(
     )
 
 
-def _rates(time: ServingTime, found: Deployment, best: ServingTime | None) -> Line:
+def _rates(
+    time: ServingTime, found: Deployment, best: ServingTime | None, most_served: Line | None
+) -> Line:
     """Output tokens per second of the deployment; beneath it what one user and one GPU see."""
     parts: list[Line] = [
         replace(time.prefill_s, name="ttft", note=_against("time to first token", found.recipe.ttft_ms)),
@@ -281,6 +315,8 @@ def _rates(time: ServingTime, found: Deployment, best: ServingTime | None) -> Li
             parts.append(extra)
     running = Line("running_requests", time.concurrency, "requests", source="requests the cache lets through")
     parts += [running, found.memory.max_concurrency, found.memory.kv_tokens]
+    if most_served is not None:
+        parts.append(replace(most_served, name="requests_per_s_at_most"))
     if best is not None and best.requests_per_s is not None:
         parts += [
             Line(

@@ -13,6 +13,11 @@ from gpucalc.spec.engine import EngineEra
 
 PAGE_STEP = 16  # attention blocks grow in steps of this where state pages are larger
 CLOSE_SIZES = 1.25  # groups this close in size are padded to the larger
+# Keys of a sparse index are kept in 8 bits with an fp32 scale for each 128, whatever the cache's own type:
+# vllm-project/vllm 0.19.0 model_executor/models/deepseek_v2.py (DeepseekV32IndexerCache), sgl-project/sglang
+# 0.5.6 srt/model_executor/model_runner.py (indexer_size_per_token).
+INDEX_BYTES = 1 + 4 / 128
+EIGHT_BIT_INDEX = ("vllm", "sglang")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ def _attention(
                 mem.index_token_bytes,
                 layers=1,
                 index_width=mixer.index_dim,
-                element_bytes=each,
+                element_bytes=INDEX_BYTES if recipe.engine in EIGHT_BIT_INDEX else each,
             )
             token = total("per_token", (token, keys), unit="bytes")
         return CacheKind("full", layers, token, _NOTHING)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from gpucalc.formulas import serving_time as g
 from gpucalc.graph import Graph
 from gpucalc.plan.serve_pass import Server
 from gpucalc.plan.serve_time import served
@@ -11,6 +13,8 @@ from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingTime, T
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.hardware import Cluster
 
+CLOSE = 1.02  # a load is found when it is at most about so much too large
+ROUNDS = 6  # steps towards the load of a rate before it is bracketed
 ROWS = 6  # of a table that has room for the job's own load and the largest within its targets
 
 
@@ -47,6 +51,60 @@ def pareto(
         else served(server, load * caches, isl, osl, kv_tokens, given)
         for load in loads
     )
+
+
+def at_rate(
+    graph: Graph,
+    layout: ServeLayout,
+    recipe: ServeRecipe,
+    engine: EngineSpec,
+    cluster: Cluster,
+    *,
+    kv_tokens: Any,
+    requests_per_s: float,
+) -> tuple[ServingTime, ServingTime]:
+    """The load at which so many requests a second arrive and leave, and the most that runs at once.
+
+    The same twice where more arrive than ever leave.
+
+    Requests stay the longer the more there are: the load grows until both agree.
+    """
+    server = Server(graph, layout, recipe, engine, cluster)
+    caches = layout.dp * (layout.replicas - recipe.traffic.prefill_replicas)
+
+    def at(load: int) -> ServingTime:
+        return served(server, load, None, None, kv_tokens, recipe.traffic)
+
+    high = recipe.max_num_seqs * caches
+    most = at(high)
+    if most.concurrency < high:  # what waits beyond this is not served sooner
+        high = max(most.concurrency, 1)
+        most = at(high)
+    if not keeps_up(most, requests_per_s):
+        return most, most
+    low, point = 1, at(1)
+    for _ in range(ROUNDS):
+        if keeps_up(point, requests_per_s):
+            return point, most
+        assert point.request_s is not None
+        wanted = g.requests_in_flight(requests_per_s=requests_per_s, request_s=point.request_s.value)
+        low = max(low + 1, min(math.ceil(CLOSE * wanted), high))
+        point = at(low)
+    while not keeps_up(point, requests_per_s):
+        middle = (low + high + 1) // 2
+        trial = at(middle)
+        if keeps_up(trial, requests_per_s) and middle - low > 1:
+            high = middle
+            if high <= CLOSE * low:
+                return trial, most
+        else:
+            low, point = middle, trial
+    return point, most
+
+
+def keeps_up(point: ServingTime, requests_per_s: float) -> bool:
+    """Whether as many requests leave as arrive."""
+    return point.requests_per_s is not None and point.requests_per_s.value >= requests_per_s
 
 
 def at_targets(

@@ -147,6 +147,7 @@ def serve_recipe(
         isl=isl,
         osl=osl,
         concurrency=concurrency,
+        request_rate=run.request_rate,
         rope_positions=max(spec.max_context or 0, longest),
         rope_factor=spec.rope_linear_factor or 1.0,
         ttft_ms=run.ttft_ms,

@@ -117,6 +117,7 @@ class ServeRecipe:
     isl: int
     osl: int
     concurrency: int  # requests in flight over the whole deployment
+    request_rate: float | None  # requests per second that arrive, where those decide how many are in flight
     rope_positions: int = 0  # entries of the rotary tables: the model's own longest context
     rope_factor: float = 1.0  # tables of full layers are this much longer (linear scaling)
     ttft_ms: float | None = None  # targets

@@ -218,6 +218,7 @@ _SERVE_KEYS: dict[str, tuple[str, ...]] = {
     "dp": ("vllm", "sglang", "trtllm"),
     "decode_context_parallel": ("vllm",),
     "block_size": ("vllm", "trtllm"),
+    "request_rate": ("vllm", "sglang", "trtllm"),
     "prefix_hit_rate": ("vllm", "sglang", "trtllm"),
     "num_speculative_tokens": ("vllm", "sglang", "trtllm"),
     "prefill_replicas": ("vllm", "sglang", "trtllm"),
@@ -515,6 +516,9 @@ class ServeRun(Spec):
     isl: Tokens | None = Field(default=None, description="input tokens per request")
     osl: Tokens | None = Field(default=None, description="output tokens per request")
     concurrency: Annotated[int, _whole(10**6)] | None = Field(default=None, description="requests in flight")
+    request_rate: Annotated[float, _real(0, 1e6, "requests per second above 0")] | None = Field(
+        default=None, description="requests per second that arrive; how many are in flight follows"
+    )
     ttft_ms: Annotated[float, _real(0, 1e9, "milliseconds above 0")] | None = Field(
         default=None, description="target: time to first token"
     )
@@ -542,6 +546,12 @@ class ServeRun(Spec):
     def _agrees(cls, value: Any, info: ValidationInfo) -> Any:
         _belongs(info.field_name or "", value, info.data.get("framework"), _SERVE_KEYS)
         return value
+
+    @model_validator(mode="after")
+    def _one_load(self) -> ServeRun:
+        if self.concurrency is not None and self.request_rate is not None:
+            raise refuse("concurrency and request_rate each say how much is asked", legal="one of the two")
+        return self
 
     @model_validator(mode="after")
     def _speculation(self) -> ServeRun:
