@@ -79,8 +79,8 @@ def selective_line(block: Block, recipe: Recipe, *, seq_len: int) -> Line:
         for linear in part.linears
         if linear.shard.value != "replicated"
     ]
-    # torchtitan's policy keeps the 1st, 3rd, 5th ... matrix result of a layer. Compiled, it keeps none of which no
-    # gradient is made of, being only added to the residual stream (AOTAutograd's partitioner of torch 2.13 on
+    # torchtitan's policy keeps the 1st, 3rd, 5th ... matrix result of a layer. Compiled, it keeps none
+    # that is only added to the residual stream, as no gradient is made of it (AOTAutograd, torch 2.13,
     # a Llama layer, to the byte); written out, they stay.
     compiled, named = recipe.kernels != "eager", recipe.math != "fp4"
     for linear in linears[::2] if named else ():  # the policy names aten.mm and not torchao's NVFP4 products

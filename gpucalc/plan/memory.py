@@ -291,6 +291,8 @@ def _beside(rank: Rank) -> tuple[Line, ...]:
     communicators, group = 0, 1
     for size in (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep):
         communicators, group = communicators + where(size > 1, 1, 0), maximum(group, size)
+    if rank.recipe.framework == "deepspeed" and layout.pp > 1:
+        communicators = communicators + _pipeline_communicators(rank)
     return (
         compute(
             "cublas_workspace",
@@ -317,3 +319,16 @@ def _beside(rank: Rank) -> tuple[Line, ...]:
             ),
         ),
     )
+
+
+def _pipeline_communicators(rank: Rank) -> Num:
+    """What DeepSpeed's pipeline opens beside a communicator a dimension, each at its first use.
+
+    All ranks (barriers); tensor and pipeline ranks together (norms); one with every neighbouring stage, as
+    activations are sent between two ranks; the two ends, which reduce a tied table. Read in
+    deepspeed/runtime/pipe: engine.py, p2p.py, topology.py.
+    """
+    stage, head = rank.stage, rank.graph.head
+    ends = int(stage.first) + int(stage.last)
+    tied = int(ends > 0 and head is not None and head.tied)
+    return 1 + where(rank.layout.tp > 1, 1, 0) + 2 - ends + tied
