@@ -91,6 +91,13 @@ class FakeNvml:
             raise error("GpuIsLost")
         return {**self.cards[index], "UUID": self.cards[index].get("UUID", f"GPU-{index:08x}-aa")}
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
+        for index in range(len(self.cards)):
+            handle = self.nvmlDeviceGetHandleByIndex(index)
+            if handle["UUID"] == uuid:
+                return handle
+        raise error("NotFound")
+
     def nvmlDeviceGetMemoryInfo(self, handle: Any, version: int | None = None) -> Any:
         return answered(handle, "MemoryInfo" if version is None else "MemoryInfo_v2")
 

@@ -99,7 +99,7 @@ def test_so_many_layers_are_kept_as_asked_for(kinds: list[int], number: int) -> 
     graph: Any = SimpleNamespace(stacks=(stack,), name="x", embedding=object(), head=SimpleNamespace(vocab=1))
     kept = keep(graph, min(number, len(layers)))
     assert len(kept) == max(min(number, len(layers)), len(first))
-    assert set(layers[place] for place in kept) == set(layers)
+    assert {layers[place] for place in kept} == set(layers)
     assert sorted(set(kept)) == list(kept)
 
 

@@ -38,6 +38,7 @@ def measure(device: Device, plan: Sweep) -> Iterator[dict[str, Any]]:
                 "seconds": taken.median_s,
                 "gb_per_s": rate / 1e9,
                 "spread": taken.spread,
+                **({"peer_access": _peer_access(device)} if direction == "peer" else {}),
                 **state,
                 "doubts": [*taken.doubts(), *doubtful(state)],
             }
@@ -50,14 +51,23 @@ def _directions(device: Device) -> tuple[str, ...]:
     return ("device", "host_to_device", "device_to_host", *peer)
 
 
+def _other(device: Device) -> int:
+    """The neighbour a card copies to."""
+    return int((device.place.index + 1) % device.torch.cuda.device_count())
+
+
+def _peer_access(device: Device) -> bool:
+    """Whether the copy goes straight to the neighbour; else it passes through the host."""
+    return bool(device.torch.cuda.can_device_access_peer(device.place.index, _other(device)))
+
+
 def _step(device: Device, direction: str, size: int) -> Callable[[int], None]:
     torch = device.torch
     here = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device.place)
     if direction == "device":
         there = torch.empty_like(here)
     elif direction == "peer":
-        other = (device.place.index + 1) % torch.cuda.device_count()
-        there = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", other))
+        there = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", _other(device)))
     else:
         there = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     source, target = (there, here) if direction == "host_to_device" else (here, there)

@@ -24,6 +24,7 @@ STEPS, QUICK_STEPS, WARM_UP = 10, 4, 2
 _WINDOWS = 20  # a soak is logged so often at least,
 _LONGEST_S = 60.0  # and every so many seconds
 _LOOKS = 10  # at who lags within the time a rank may take to answer
+_SIDE = {"cuda": 4096, "cpu": 256}  # of the matrices in it
 _PACE_S = 0.03  # of work each rank does by itself for that
 
 
@@ -230,7 +231,7 @@ class _Work:
 
     def __init__(self, group: Group) -> None:
         self.device = device = group.device
-        torch, side = device.torch, 4096 if device.kind == "cuda" else 256
+        torch, side = device.torch, _SIDE[device.kind]
         self.left = torch.randn(side, side, device=device.place)
         self.right = torch.randn(side, side, device=device.place)
         self.times = 1
