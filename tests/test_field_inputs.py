@@ -12,16 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from field_cases import biggest, parts
 
 from gpucalc.builders.build import build_graph
 from gpucalc.catalog import Catalog
 from gpucalc.counts import count
 from gpucalc.errors import GpucalcError, InputError, UnsupportedModel
-from gpucalc.formulas.serving_memory import kv_token_bytes
+from gpucalc.formulas.memory import (
+    host_buffer_bytes,
+    host_offload_bytes,
+    optimizer_state_bytes,
+    weight_bytes,
+)
+from gpucalc.formulas.params import padded_table_rows
+from gpucalc.formulas.serving_memory import kv_token_bytes, padded_vocab
 from gpucalc.graph import Attention
 from gpucalc.importers.huggingface import from_config
 from gpucalc.jobs import resolve, resolve_data
 from gpucalc.planner import plan_job
+from gpucalc.spec.model import ModelSpec
 
 CATALOG = Catalog([Path(__file__).parents[1] / "catalogs"])
 GIB = 2**30
@@ -254,3 +263,105 @@ def test_a_read_fault_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     out = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (out.returncode, out.stdout, out.stderr.count("\n")) == (2, "", 1)
     assert "config.json: num_hidden_layers" in out.stderr.replace(", num_layers", "")
+
+
+# -- what a fleet holds, case by case --------------------------------------------------------------
+
+
+def test_023_terms_of_an_estimator_in_gib() -> None:
+    """4N + 16N/8 and 2N are GiB; the host's 1.5 x 16 bytes a parameter are kept as terms of their own."""
+    params, ranks = 2_851e6, 8
+    whole = weight_bytes(params=params, parameter_bytes=2, shard=ranks, zero_stage=2)
+    stage_2 = 2 * whole + optimizer_state_bytes(params=params, bytes_per_param=16, shard=ranks, zero_stage=2)
+    assert stage_2 / GIB == pytest.approx(15.93, rel=0.005)
+    assert whole / GIB == pytest.approx(5.31, rel=0.005)  # the states on the host
+    held = host_offload_bytes(params=params, bytes_per_param=max(4 * ranks, 16))
+    buffers = host_buffer_bytes(offloaded_bytes=held, buffer_fraction=0.5)
+    assert (held + buffers) / GIB == pytest.approx(127.45, rel=0.005)
+
+
+def test_024_weights_that_do_not_shrink_with_the_cards_are_whole() -> None:
+    """13 GB on two cards and on four is one 16-bit copy and the context: stage 3 would have halved it."""
+    model = llama(layers=28, hidden=4096, heads=32, ffn=11008, vocab=130_528, name="6b")
+
+    def weights(cards: int, stage: int) -> float:
+        offload = "params+optimizer-cpu" if stage == 3 else "optimizer+gradients-cpu"
+        answer = planned(f"{cards}xA100", model, framework="deepspeed", zero_stage=stage, offload=offload,
+                         micro_batch=1)  # fmt: skip
+        return biggest(answer, "weights")
+
+    copy = 2 * count(build_graph(ModelSpec.read(model))).total.value
+    assert weights(2, 2) == weights(4, 2) == pytest.approx(copy, rel=0.02)
+    assert weights(4, 3) < copy / 2
+    assert copy / GIB + 1.5 == pytest.approx(13, abs=1.5)  # with the context: what was measured
+
+
+def test_028_three_cards_get_a_layout_and_ways_out() -> None:
+    job: dict[str, Any] = {
+        "model": "llama-2-13b",
+        "gpus": "3xRTX-3090",
+        "run": {"task": "serve", "framework": "vllm"},
+    }
+    answer = plan_job(resolve_data(job, CATALOG, where="job"), CATALOG)
+    assert (answer.layout.tp, answer.layout.pp) == (1, 3)
+    assert answer.verdict.level.value == "fits"
+    changes = " ".join(str(dict(action.changes)) for action in answer.actions)
+    assert "2xrtx-3090" in changes
+    assert "awq" in changes
+    for degree, words in ((3, ["3", "40", "legal: 1, 2, 4"]), (2, ["3 GPUs", "tp 2"])):
+        job["run"]["tp"] = degree
+        with pytest.raises(GpucalcError) as caught:
+            plan_job(resolve_data(job, CATALOG, where="job"), CATALOG)
+        assert caught.value.exit_code == 2
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_029_a_vocabulary_is_padded_and_heads_still_limit() -> None:
+    assert padded_vocab(vocab=129_280, tp=24) == 130_560
+    assert padded_vocab(vocab=151_552, tp=6) == 151_680
+    glm = {
+        "model": "glm-4.5-air",
+        "gpus": "6xH100-SXM",
+        "run": {"task": "serve", "framework": "vllm", "tp": 6},
+    }
+    with pytest.raises(
+        GpucalcError, match=r"tp 6 neither divides nor is a multiple of 8 KV heads \(legal: 1, 2, 4, 8"
+    ):
+        plan_job(resolve_data(glm, CATALOG, where="job"), CATALOG, advice=False)
+
+
+def test_030_a_padded_vocabulary_is_shown_beside_the_true_one() -> None:
+    assert padded_table_rows(vocab=128_256, multiple=64, tp=8) == 128_512
+    assert (128_512 - 128_256) * 4096 == 1_048_576
+    model = llama(layers=8, hidden=4096, heads=32, ffn=11008, vocab=128_256)
+    answer = planned("8xA100", model, tp=8, micro_batch=1, global_batch=1)
+    said = next(note for note in answer.notes if "pads" in note)
+    assert "128,256" in said
+    assert "129,024" in said
+    assert not any("pads" in note for note in planned("8xA100", model, tp=1, micro_batch=1).notes)
+
+
+def test_055_what_does_not_fit_has_no_speed() -> None:
+    job = {
+        "model": "llama-3.1-405b",
+        "gpus": "1xH100-SXM-80GB",
+        "run": {"task": "serve", "framework": "vllm", "tp": 1, "pp": 1},
+    }
+    answer = plan_job(resolve_data(job, CATALOG, where="job"), CATALOG)
+    assert answer.verdict.level.value == "does_not_fit"
+    assert answer.time is None
+    assert answer.throughput is None
+    assert max(line.value for line in parts(answer.memory, "weights")) / GIB == pytest.approx(
+        755.96, rel=0.001
+    )
+    fleets = [str(action.changes["gpus"]) for action in answer.actions if "gpus" in action.changes]
+    assert fleets
+    assert all(int(fleet.split("x")[0]) >= 10 for fleet in fleets)  # 756 GiB need ten cards at the least
+    out = subprocess.run(
+        [sys.executable, "-m", "gpucalc", "plan", "llama-3.1-405b", "--gpus", "1xH100-SXM-80GB", "--task",
+         "serve", "--set", "run.tp=1", "--strict"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert out.returncode == 1
+    assert "DOES NOT FIT" in out.stdout
+    assert "tokens/s" not in out.stdout.split("What would help")[0]

@@ -7,7 +7,7 @@ architecture this package draws agrees to the parameter.
 from __future__ import annotations
 
 from gpucalc.formula import formula
-from gpucalc.num import Num, where
+from gpucalc.num import Num, ceil_div, where
 
 _COUNT = "parameters"
 
@@ -55,3 +55,13 @@ def active_params(*, total: Num, idle_routed: Num) -> Num:
     Publishers differ: some leave out the input table, some both tables.
     """
     return total - idle_routed
+
+
+@formula(
+    unit="rows",
+    source="NVIDIA/Megatron-LM megatron/training/tokenizer (make-vocab-size-divisible-by 128, times tp);"
+    " hpcaitech/ColossalAI pull 6124 (64 x tp: 128,256 rows at tp 8 are stored as 128,512)",
+)
+def padded_table_rows(*, vocab: Num, multiple: Num, tp: Num) -> Num:
+    """Rows a trainer holds a vocabulary table as, so that tensor ranks hold equal, aligned shares."""
+    return ceil_div(vocab, multiple * tp) * multiple * tp

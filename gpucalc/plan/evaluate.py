@@ -13,6 +13,7 @@ from typing import Any
 from gpucalc.builders.build import build_graph
 from gpucalc.counts import Counts, count
 from gpucalc.errors import InputError, UnsupportedModel
+from gpucalc.formulas.params import padded_table_rows
 from gpucalc.graph import Graph
 from gpucalc.line import Kind, Line
 from gpucalc.num import Num, maximum, minimum, where
@@ -33,6 +34,7 @@ from gpucalc.units import GB, GIB
 UNMEASURED_ERROR = 0.10
 # Equal runs differ by this much between machines: reserved over allocated memory spans 1.03 to 1.09.
 LEAST_ERROR = 0.05
+VOCAB_MULTIPLE = 128  # Megatron's make-vocab-size-divisible-by
 
 @dataclass(frozen=True, slots=True)
 class ClassError:
@@ -182,7 +184,27 @@ def evaluate(
         binds=binds,
         assumptions=tuple(listed),
         actions=(),
-        notes=(*subject.graph.notes, *notes, *fleet_notes(cluster)),
+        notes=(
+            *subject.graph.notes,
+            *notes,
+            *_padding_notes(subject.graph, recipe, layout),
+            *fleet_notes(cluster),
+        ),
+    )
+
+
+def _padding_notes(graph: Graph, recipe: Recipe, layout: Layout) -> tuple[str, ...]:
+    """What Megatron adds to a vocabulary so that tensor ranks hold equal shares of its tables."""
+    if recipe.framework != "megatron" or graph.embedding is None:
+        return ()
+    vocab, width = graph.embedding.vocab, graph.embedding.width
+    rows = int(padded_table_rows(vocab=vocab, multiple=VOCAB_MULTIPLE, tp=layout.tp))
+    if rows == vocab:
+        return ()
+    tables = 1 if graph.head is None or graph.head.tied else 2
+    return (
+        f"Megatron pads the vocabulary of {vocab:,} to {rows:,} rows ({VOCAB_MULTIPLE} x tp {layout.tp}):"
+        f" {tables * (rows - vocab) * width:,} parameters that are not counted here",
     )
 
 
