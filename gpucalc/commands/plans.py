@@ -51,6 +51,16 @@ def plan_command(
             "--scale", metavar="N,N,...", help="Rate, efficiency and cost on these numbers of GPUs instead."
         ),
     ] = None,
+    search: Annotated[
+        bool,
+        typer.Option("--search", help="Search every layout instead, save for keys that --set holds."),
+    ] = False,
+    rank: Annotated[
+        str | None,
+        typer.Option(
+            "--rank", metavar="time|cost|energy|gpus", help="What --search looks for; smaller fleets too."
+        ),
+    ] = None,
     rules: Annotated[
         bool, typer.Option("--rules", help="Show every planning document's rule that applies, beside ours.")
     ] = False,
@@ -78,6 +88,15 @@ def plan_command(
 
             raise InputError("goes with one plan", where=with_one[0], legal="without --scale")
         _scaled(job, scale, gpus, task, sets, catalog, as_json=as_json, strict=strict)
+        return
+
+    if search or rank is not None:
+        with_one = [*files, *(["--calibration"] if calibration is not None else [])]
+        if with_one:
+            from gpucalc.errors import InputError
+
+            raise InputError("goes with one plan", where=with_one[0], legal="without --search")
+        _searched(job, gpus, task, sets, catalog, model=model, rank=rank, as_json=as_json, strict=strict)
         return
 
     printed = _files_wanted(files, as_json)
@@ -148,11 +167,7 @@ def _write(
 
     texts: dict[str, str] = {}
     if "--html" in files:
-        from gpucalc.report.html.page import page
-
-        texts["--html"] = page(
-            answer, cluster=answer.cluster, scaling=answer.scaling(), rules=told, provenance=origin
-        )
+        texts["--html"] = answer.html(rules=told, origin=origin)
     if "--svg" in files:
         from gpucalc.report import table, terminal
 
@@ -172,6 +187,41 @@ def _command(job: str, gpus: str | None, task: str | None, sets: Sequence[str] |
     words += [word for flag, value in (("--gpus", gpus), ("--task", task)) if value for word in (flag, value)]
     words += [word for item in sets or () for word in ("--set", item)]
     return join(words)
+
+
+def _searched(
+    job: str,
+    gpus: str | None,
+    task: str | None,
+    sets: list[str] | None,
+    catalog: Path | None,
+    *,
+    model: str | None,
+    rank: str | None,
+    as_json: bool,
+    strict: bool,
+) -> None:
+    from gpucalc.catalog import open_catalog
+    from gpucalc.commands import progress
+    from gpucalc.jobs import resolve
+    from gpucalc.layouts import best_layouts
+    from gpucalc.planner import provenance
+
+    known = open_catalog(catalog)
+    resolved = resolve(job, known, gpus=gpus, model=model, task=task, sets=sets or ())
+    held = [text.partition("=")[0].strip() for text in sets or ()]
+    with progress.shown("layouts") as told:
+        found = best_layouts(resolved, known, held=held, rank=rank or "time", progress=told)
+    if as_json:
+        from gpucalc.report import json
+
+        emit_json({**json.plan(found.best, provenance(resolved, known)), "search": found.document()})
+    else:
+        from gpucalc.report import layouts
+
+        draw(layouts.report(found, _command(job, gpus, task, sets)))
+    if strict and not found.fitting:
+        raise typer.Exit(ExitCode.NO)
 
 
 def _scaled(

@@ -1,0 +1,387 @@
+"""A job's best layout among all: the winner, what comes close, memory against time, and the job's own.
+
+Every layout key is left to the search, whatever the job says, save those that are set on the command
+line; the global batch stays the job's. On a fleet that is given, cost and energy follow time, so a
+ranking by them, or by the fewest GPUs, also looks at smaller fleets of the same GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpucalc.accuracy import error_table
+from gpucalc.catalog import Catalog
+from gpucalc.errors import Infeasible, InputError, UnknownName, nearest
+from gpucalc.jobs import ResolvedJob
+from gpucalc.plan.answer import Level, Plan
+from gpucalc.plan.evaluate import Subject
+from gpucalc.plan.layout import Layout
+from gpucalc.plan.resolve import resolve_layout
+from gpucalc.plan.rules import divisors
+from gpucalc.planner import plan_job
+from gpucalc.search import AUTO_KEYS, explore, settle_best, with_chosen
+from gpucalc.search.found import Candidate, Found
+from gpucalc.search.space import Space
+from gpucalc.spec.fleet import FleetPart
+from gpucalc.spec.hardware import Cluster
+from gpucalc.spec.job import TrainRun
+
+RANKS = ("time", "cost", "energy", "gpus")
+SHOWN = 8  # layouts listed, and at most so many of the front
+SAID_BY_DEGREES = ("none", "1f1b", "interleaved")  # schedules that pp and vpp say
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A layout by its keys, and its headline numbers."""
+
+    keys: Mapping[str, Any]
+    level: Level
+    needed_bytes: float
+    step_s: float | None
+    samples_per_s: float | None
+
+    def document(self) -> dict[str, Any]:
+        """The same for a JSON document."""
+        return {
+            "layout": dict(self.keys),
+            "level": self.level.value,
+            "needed_bytes": self.needed_bytes,
+            "step_s": self.step_s,
+            "samples_per_s": self.samples_per_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The best layout on so many GPUs."""
+
+    gpus: int
+    option: Option | None  # None: no layout is legal, or none fits
+
+    @property
+    def gpu_s_per_sample(self) -> float | None:
+        """GPU-seconds of a sample, which rental and energy follow."""
+        if self.option is None or not self.option.samples_per_s:
+            return None
+        return self.gpus / self.option.samples_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """What the search over a job's layouts found."""
+
+    name: str
+    ranked_by: str
+    searched: tuple[str, ...]  # keys left to the search
+    held: Mapping[str, Any]  # those set on the command line
+    best: Plan
+    options: tuple[Option, ...]  # the best first
+    front: tuple[Option, ...]  # least memory first, each faster than those before
+    own: Plan | None
+    own_option: Option | None
+    own_broken: tuple[str, ...]  # rules the job's own layout breaks
+    own_states_dp: bool
+    states_batch: bool  # the job's own words give the global batch
+    accumulates: bool  # the job's own words give it by accumulation
+    sizes: tuple[Size, ...]  # of a ranking that looks at smaller fleets
+    legal: int
+    fitting: int
+    timed: int
+    seconds: float  # of one core
+    in_columns: bool
+
+    @property
+    def per_second(self) -> float:
+        """Layouts a second on one core."""
+        return self.legal / max(self.seconds, 1e-9)
+
+    def differing(self) -> dict[str, tuple[Any, Any]]:
+        """Keys on which the job's own layout and the best differ, with both values."""
+        if self.own_option is None or not self.options:
+            return {}
+        best, own = self.options[0].keys, self.own_option.keys
+        return {key: (own[key], best[key]) for key in best if own.get(key) != best[key]}
+
+    def terms(self) -> tuple[tuple[str, float, float], ...]:
+        """Parts of the step in which the two differ, the largest difference first: name, own, best."""
+        if self.own is None or self.own.time is None or self.best.time is None:
+            return ()
+        own = {line.name: float(line.value) for line in self.own.time.children}
+        best = {line.name: float(line.value) for line in self.best.time.children}
+        rows = [(name, own.get(name, 0.0), best.get(name, 0.0)) for name in {**own, **best}]
+        return tuple(sorted(rows, key=lambda row: -abs(row[1] - row[2])))
+
+    def settings(self) -> dict[str, Any]:
+        """Keys and values that turn the job into the best layout: those that differ from its own."""
+        best = self.options[0].keys
+        own = self.own_option.keys if self.own_option is not None else {}
+        changed = {key: best[key] for key in self.searched if own.get(key) != best[key]}
+        if self.own is None or not self.own_states_dp:
+            changed.pop("dp", None)
+        if best["schedule"] in SAID_BY_DEGREES:
+            changed.pop("schedule", None)
+        if self.accumulates:
+            return changed | {"grad_accum": self.best.layout.micro_batches}
+        return changed if self.states_batch else changed | {"global_batch": self.best.layout.global_batch}
+
+    def document(self) -> dict[str, Any]:
+        """The same for a JSON document, beside the plan of the best layout."""
+        return {
+            "ranked_by": self.ranked_by,
+            "searched": list(self.searched),
+            "held": dict(self.held),
+            "legal_layouts": self.legal,
+            "fitting_layouts": self.fitting,
+            "timed_layouts": self.timed,
+            "core_s": self.seconds,
+            "layouts_per_s_per_core": self.per_second,
+            "in_columns": self.in_columns,
+            "settings": {f"run.{key}": value for key, value in self.settings().items()},
+            "options": [option.document() for option in self.options],
+            "memory_against_time": [option.document() for option in self.front],
+            "own": None if self.own_option is None else self.own_option.document(),
+            "own_broken_rules": list(self.own_broken),
+            "differing_keys": {
+                key: {"own": own, "best": best} for key, (own, best) in self.differing().items()
+            },
+            "differing_terms": [
+                {"name": name, "own_s": own, "best_s": best} for name, own, best in self.terms()
+            ],
+            "sizes": [
+                {
+                    "gpus": size.gpus,
+                    "best": None if size.option is None else size.option.document(),
+                    "gpu_s_per_sample": size.gpu_s_per_sample,
+                }
+                for size in self.sizes
+            ],
+        }
+
+
+def best_layouts(
+    job: ResolvedJob,
+    catalog: Catalog,
+    *,
+    held: Iterable[str] = (),
+    rank: str = "time",
+    progress: Progress | None = None,
+) -> Layouts:
+    """The best layouts of a job with every layout key open but those held.
+
+    Raises InputError for what is no training run, Infeasible where no layout is legal.
+    """
+    if rank not in RANKS:
+        raise UnknownName(
+            "unknown ranking", where="--rank", given=rank, legal=RANKS, near=nearest(rank, RANKS)
+        )
+    run = job.run
+    if not isinstance(run, TrainRun):
+        raise InputError("only layouts of training runs are searched", where=job.where, key="run.task")
+    subject = Subject.of(job.model)
+    cluster = catalog.cluster(job.fleet, job.job.system, network=job.job.network)
+    errors = error_table(catalog)
+    own, broken = _own(job, catalog, subject, cluster)
+    kept = {key.removeprefix("run.") for key in held}
+    free, searched = _opened(run, job, kept, own.layout if own is not None else None)
+    fleets = [(job, cluster)] if rank == "time" else _smaller(job, catalog, cluster)
+    explored: list[tuple[ResolvedJob, Cluster, Space, Found]] = []
+    sizes: list[Size] = []
+    for part, there in fleets:
+        space = Space(subject.graph, free, there)
+        try:
+            found = explore(subject, space, there, errors, keep=max(SHOWN, 16), progress=progress)
+        except Infeasible:
+            if len(fleets) == 1:
+                raise
+            sizes.append(Size(there.count, None))
+            continue
+        explored.append((part, there, space, found))
+        first = found.best[0]
+        sizes.append(Size(there.count, _option(space, subject, there, first) if first.fits else None))
+        if rank == "gpus" and first.fits:
+            break
+    if not explored:
+        raise Infeasible(["no layout is legal on any number of these GPUs"])
+    part, there, space, found = _winner(explored, sizes, rank)
+    settled, chosen = settle_best(space, found)
+    plan = plan_job(
+        replace(part, job=part.job.model_copy(update={"run": settled})),
+        catalog,
+        subject=subject,
+        cluster=there,
+        errors=errors,
+        advice=False,
+    )
+    return Layouts(
+        name=job.name,
+        ranked_by=rank,
+        searched=searched,
+        held={key: getattr(run, key) for key in sorted(kept & set(AUTO_KEYS))},
+        best=replace(plan, assumptions=with_chosen(plan.assumptions, chosen)),
+        options=tuple(_option(space, subject, there, one) for one in found.best[:SHOWN]),
+        front=tuple(_option(space, subject, there, one) for one in _thinned(found.front)),
+        own=own,
+        own_option=_plan_option(own) if own is not None else None,
+        own_broken=broken,
+        own_states_dp=isinstance(run.dp, int),
+        states_batch=isinstance(run.global_batch, int),
+        accumulates=run.grad_accum is not None,
+        sizes=tuple(sizes) if rank != "time" else (),
+        legal=sum(item[3].legal for item in explored),
+        fitting=sum(item[3].fitting for item in explored),
+        timed=sum(item[3].timed for item in explored),
+        seconds=sum(item[3].seconds for item in explored),
+        in_columns=any(item[3].in_columns for item in explored),
+    )
+
+
+def _own(
+    job: ResolvedJob, catalog: Catalog, subject: Subject, cluster: Cluster
+) -> tuple[Plan | None, tuple[str, ...]]:
+    """The plan of the job as it stands, timed whether it fits or not; or the rules it breaks."""
+    try:
+        plan = plan_job(job, catalog, subject=subject, cluster=cluster, advice=False, always_time=True)
+    except Infeasible as error:
+        return None, tuple(error.rules)
+    return plan, ()
+
+
+def _opened(
+    run: TrainRun, job: ResolvedJob, kept: set[str], own: Layout | None
+) -> tuple[TrainRun, tuple[str, ...]]:
+    """The run with its layout keys left to the search, and which those are."""
+    update: dict[str, Any] = {}
+    for key in AUTO_KEYS:
+        if key in kept:
+            continue
+        try:
+            TrainRun.read({"framework": run.framework, key: "auto"})
+        except InputError:
+            continue  # not a key of this framework
+        update[key] = "auto"
+    searched = tuple(update)
+    defaults = {item.key for item in job.defaults}
+    if "zero_stage" in update:
+        update["reshard_after_forward"] = None
+    if "dp_shard" not in kept:
+        update["dp_shard"] = None
+    if run.framework == "torchtitan" and run.compile and "run.fused_loss" in defaults:
+        update["fused_loss"] = None  # follows tp
+    if "grad_accum" not in kept:
+        update["grad_accum"] = None
+        if own is not None:
+            update["global_batch"] = own.global_batch
+    return run.model_copy(update=update), searched
+
+
+def _smaller(job: ResolvedJob, catalog: Catalog, cluster: Cluster) -> list[tuple[ResolvedJob, Cluster]]:
+    """The job on every part of its fleet that is made of whole nodes or lies in one, smallest first."""
+    parts = job.fleet.parts
+    if len(parts) > 1:
+        raise InputError(
+            "smaller fleets of several GPU kinds are not searched", key="gpus", given=str(job.fleet),
+            legal="--rank time",
+        )  # fmt: skip
+    node = cluster.gpus_per_node
+    found = []
+    for count in divisors(cluster.count):
+        if count > node and count % node:
+            continue
+        part = parts[0]
+        fleet = (
+            FleetPart(count // node, node, part.gpu)
+            if part.nodes is not None and count % node == 0
+            else FleetPart(None, count, part.gpu)
+        )
+        there = catalog.cluster([fleet], job.job.system, network=job.job.network)
+        named = replace(job, job=job.job.model_copy(update={"gpus": str(fleet)}))
+        found.append((named, there))
+    return found
+
+
+def _winner(
+    explored: list[tuple[ResolvedJob, Cluster, Space, Found]], sizes: list[Size], rank: str
+) -> tuple[ResolvedJob, Cluster, Space, Found]:
+    fitting = [item for item in explored if item[3].best[0].fits]
+    if not fitting:
+        return explored[-1]
+    if rank in ("time", "gpus"):
+        return fitting[0]
+    paid = {size.gpus: size.gpu_s_per_sample for size in sizes}
+    return min(fitting, key=lambda item: (paid[item[1].count], -item[1].count))
+
+
+def _option(space: Space, subject: Subject, cluster: Cluster, one: Candidate) -> Option:
+    run = space.settled(one.values)
+    layout, _ = resolve_layout(run, subject.graph, gpus=cluster.count)
+    level = Level.DOES_NOT_FIT if not one.fits else Level.MARGINAL if one.tier else Level.FITS
+    timed = one.fits
+    return Option(
+        _keys(layout, run.recompute, run.offload),
+        level,
+        one.needed_bytes,
+        one.step_s if timed else None,
+        one.samples_per_s if timed else None,
+    )
+
+
+def _plan_option(plan: Plan) -> Option:
+    recipe = plan.recipe
+    recompute = recipe.recompute
+    if recompute == "selective" and recipe.recompute_scope != "core":
+        recompute = f"selective-{recipe.recompute_scope}"
+    return Option(
+        _keys(plan.layout, recompute, _offload(recipe.offload)),
+        plan.verdict.level,
+        float(plan.verdict.needed.value),
+        None if plan.time is None else float(plan.time.value),
+        None if plan.throughput is None else float(plan.throughput.value),
+    )
+
+
+def _offload(parts: tuple[str, ...]) -> str:
+    """The word for what is offloaded."""
+    if not parts:
+        return "none"
+    where = "nvme" if "nvme" in parts else "cpu"
+    if "activations" in parts:
+        return "activations-cpu"
+    if "parameters" in parts:
+        return f"params+optimizer-{where}"
+    return "optimizer+gradients-cpu" if "gradients" in parts else f"optimizer-{where}"
+
+
+def _keys(layout: Layout, recompute: str, offload: str) -> dict[str, Any]:
+    """A layout by the keys that say it."""
+    return {
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "vpp": layout.vpp,
+        "cp": layout.cp,
+        "ep": layout.ep,
+        "etp": layout.etp,
+        "dp": layout.dp,
+        "zero_stage": layout.zero_stage,
+        "micro_batch": layout.micro_batch,
+        "recompute": recompute,
+        "sequence_parallel": layout.sequence_parallel,
+        "offload": offload,
+        "schedule": layout.schedule,
+    }
+
+
+def _thinned(front: list[Candidate]) -> list[Candidate]:
+    """At most so many of the front: the ends, and between them about evenly spread over memory."""
+    if len(front) <= SHOWN:
+        return front
+    low, high = front[0].needed_bytes, front[-1].needed_bytes
+    chosen: dict[int, Candidate] = {}
+    for number in range(SHOWN):
+        wanted = low + (high - low) * number / (SHOWN - 1)
+        place = min(range(len(front)), key=lambda index: abs(front[index].needed_bytes - wanted))
+        chosen[place] = front[place]
+    return [chosen[place] for place in sorted(chosen)]
