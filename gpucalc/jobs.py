@@ -8,6 +8,7 @@ it, else the job, which names its own; `models/NAME` and `jobs/NAME` say which.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -78,6 +79,7 @@ class _Found:
     foreign: ImportedJob | None = None  # out of another program's file
     weights: WeightsSpec | None = None  # of the files beside a configuration
     quant: str | None = None  # a GGUF file's
+    flagged: bool = False  # the model is the user's own word, not the file's
     hub: bool = False  # whether the network may be asked
     notes: tuple[str, ...] = ()
 
@@ -114,6 +116,7 @@ def resolve(
         if found.bare:
             raise InputError("JOB is a model already", where="--model", given=model, legal="a job")
         found.data["model"] = model
+        found = replace(found, flagged=True)
     return _complete(found, catalog, gpus, task, changes, need_gpus)
 
 
@@ -413,6 +416,8 @@ def _complete(
         if data.get("gpus") != gpus:  # the job's server is that of the job's GPUs
             data.pop("system", None)
         data["gpus"] = gpus
+    if any(change.key == "model" for change in changes):
+        found = replace(found, flagged=True)
     model, model_where, notes = _model(data.get("model"), found, catalog, of_model)
     if found.foreign is not None:
         notes = (*_settled(found.foreign, data, changes), *notes)
@@ -537,6 +542,14 @@ def _named_model(
             legal="a catalogue id, a path, or keys",
         )
     path = _model_path(words, found.folder)
+    if path is not None and not found.flagged and _climbs_out(words, found.folder):
+        raise InputError(
+            "a job's model may not lie above the job's folder and the current one",
+            where=found.where,
+            key="model",
+            given=words,
+            legal="a path below either; --model for any other",
+        )
     if path is None:
         try:
             return (*_catalogue_model(words, catalog), None)
@@ -592,6 +605,16 @@ def _model_path(words: str, folder: Path | None) -> Path | None:
     if folder is not None and not candidates[0].is_absolute():
         candidates.insert(0, folder / candidates[0])
     return next((path for path in candidates if _is_there(path)), None)
+
+
+def _climbs_out(words: str, folder: Path | None) -> bool:
+    """Whether a path with `..` leaves both the job's folder and where the user is: files come from others."""
+    if ".." not in Path(words).parts:
+        return False
+    here = Path.cwd()
+    base = here if folder is None else here / folder
+    target = os.path.normpath(base / words)
+    return not any(Path(target).is_relative_to(os.path.normpath(root)) for root in (here, base))
 
 
 def _catalogue_model(words: str, catalog: Catalog) -> tuple[ModelSpec, str, tuple[str, ...]]:
