@@ -42,7 +42,7 @@ _DIMENSIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "years": ("years",),
         "restart": ("s",),
         "repair": ("s",),
-        "storage_per_gpu": ("bytes/s",),
+        "storage_*": ("bytes/s",),
         "*": ("fraction",),
     },
     "grids": {"carbon_*": ("kg/kWh",), "usd_*": ("USD/kWh",)},

@@ -180,21 +180,21 @@ def _failures(keys: ReliabilityKeys, catalog: Catalog) -> tuple[Failures, list[A
             f"{run.name}, {run.hardware}{_others(catalog, defaults.published_run)}",
         )
     storage = chosen.stated("storage_gb_per_s", "bytes/s", name="storage", scale=GB)
-    each = None
     if storage is None:
-        figure = defaults.storage_per_gpu
-        each = figure.line("storage")
-        words = f"{figure.value:g} GB/s for each GPU, {figure.note}"
+        each, most = defaults.storage_per_gpu, defaults.storage_most
+        words = f"{each.value:g} GB/s for each GPU, {each.note}; at most {most.value:,g}, {most.note}"
         chosen.assumed.append(Assumption("reliability.storage_gb_per_s", "", words))
     return (
         Failures(
             mtbf_gpu_hours=mtbf,
+            blocking_share=chosen.line("blocking_share", "fraction", defaults.blocking_share),
             restart_s=chosen.line("restart_s", "s", defaults.restart),
             hardware_share=chosen.line("hardware_share", "fraction", defaults.hardware_share),
             repair_s=chosen.line("repair_h", "s", defaults.repair, name="repair", scale=3600),
             spare_confidence=chosen.line("spare_confidence", "fraction", defaults.spare_confidence),
-            storage_per_gpu=each,
             storage=storage,
+            storage_per_gpu=defaults.storage_per_gpu.line("storage"),
+            storage_most=defaults.storage_most.line("storage"),
             checkpoint_steps=keys.checkpoint_steps,
         ),
         chosen.assumed,

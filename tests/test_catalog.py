@@ -10,6 +10,7 @@ import pytest
 from gpucalc.catalog import KINDS, Catalog, roots, shipped
 from gpucalc.errors import InputError, UnknownName
 from gpucalc.spec.base import Spec
+from gpucalc.spec.costs import GridSpec, PublishedRun
 from gpucalc.spec.figure import Figure
 from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.hardware import CollectiveSpec, KernelSpec
@@ -22,6 +23,8 @@ SPECS: dict[str, type[Spec]] = {
     "kernels": KernelSpec,
     "collectives": CollectiveSpec,
     "prices": PriceListSpec,
+    "grids": GridSpec,
+    "reliability": PublishedRun,
 }
 # Whole numbers that count or identify, and are not measurements of anything.
 COUNTS = {
@@ -71,7 +74,10 @@ def test_every_file_loads_under_its_own_name(catalog: Catalog, kind: str) -> Non
 def test_every_number_is_a_figure_with_unit_kind_and_source() -> None:
     bare = {
         path.name: found
-        for path in files("gpus", "systems", "kernels", "collectives", "prices", "interconnects", "host")
+        for path in files(
+            "gpus", "systems", "kernels", "collectives", "prices", "interconnects", "host", "costs", "grids",
+            "reliability",
+        )  # fmt: skip
         if (found := bare_numbers(load_yaml(path).data))
     }
     assert bare == {}

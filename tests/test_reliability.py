@@ -47,9 +47,20 @@ def test_llama_3_was_interrupted_every_three_hours() -> None:
 
 
 def test_bloom_wrote_its_checkpoints_in_40_seconds() -> None:
-    storage = f.storage_bytes_per_s(gpus=384, per_gpu_bytes_per_s=0.15e9)
+    storage = f.storage_bytes_per_s(gpus=384, per_gpu_bytes_per_s=0.15e9, most_bytes_per_s=7e12)
     assert storage == pytest.approx(57.6e9)
+    # 98,304 GPUs would ask for 14.7 TB/s: the largest file system told of gives 7.
+    assert f.storage_bytes_per_s(gpus=98_304, per_gpu_bytes_per_s=0.15e9, most_bytes_per_s=7e12) == 7e12
     assert f.write_s(checkpoint_bytes=2.3e12, storage_bytes_per_s=storage) == pytest.approx(39.93, abs=0.01)
+
+
+def test_a_save_in_the_background_stalls_for_its_copy_alone() -> None:
+    assert f.stall_s(write_s=100.0, blocking_share=0.05) == 5.0
+    waiting = planned("llama-3-70b", "run.tokens=1000000000000")
+    behind = planned("llama-3-70b", "run.tokens=1000000000000", "reliability.blocking_share=0.05")
+    assert line(behind, "checkpoint_stall") == pytest.approx(0.05 * line(waiting, "checkpoint_write"))
+    assert line(behind, "optimal_interval") < line(waiting, "optimal_interval") / 4  # sqrt(20)
+    assert line(behind, "goodput") > line(waiting, "goodput")
 
 
 def test_young_and_daly_intervals() -> None:
@@ -163,7 +174,8 @@ def test_small_runs_without_a_budget_show_nothing() -> None:
 def test_what_the_job_states_is_taken_and_not_assumed() -> None:
     sets = (
         "run.tokens=1000000000000", "reliability.mtbf_gpu_hours=10000", "reliability.storage_gb_per_s=100",
-        "reliability.restart_s=0", "reliability.checkpoint_steps=500", "reliability.hardware_share=1",
+        "reliability.restart_s=0", "reliability.blocking_share=1", "reliability.checkpoint_steps=500",
+        "reliability.hardware_share=1",
         "reliability.repair_h=48", "reliability.spare_confidence=0.9",
     )  # fmt: skip
     plan = planned("llama-3-70b", *sets)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gpucalc.formula import formula
 from gpucalc.formulas.rules import gpus_with_spares, save_interval_s
-from gpucalc.num import Num, exp, sqrt, where
+from gpucalc.num import Num, exp, minimum, sqrt, where
 
 _ARITHMETIC = "Arithmetic"
 _SERIES = "Independent failures at a constant rate: the rates of all GPUs of a run add up"
@@ -42,16 +42,22 @@ def expected_interruptions(*, wall_s: Num, mtbf_s: Num) -> Num:
 # --- checkpoints -----------------------------------------------------------------------------------
 
 
-@formula(unit="bytes/s", source=_ARITHMETIC)
-def storage_bytes_per_s(*, gpus: Num, per_gpu_bytes_per_s: Num) -> Num:
+@formula(unit="bytes/s", source=_ARITHMETIC + "; storage grows with its clusters up to the largest told of")
+def storage_bytes_per_s(*, gpus: Num, per_gpu_bytes_per_s: Num, most_bytes_per_s: Num) -> Num:
     """Rate at which all ranks together write to the storage."""
-    return gpus * per_gpu_bytes_per_s
+    return minimum(gpus * per_gpu_bytes_per_s, most_bytes_per_s)
 
 
 @formula(unit="s", source=_ARITHMETIC + "; BLOOM wrote 2.3 TB in 40 s at 57.5 GB/s")
 def write_s(*, checkpoint_bytes: Num, storage_bytes_per_s: Num) -> Num:
     """Time to write one checkpoint, all ranks at once."""
     return checkpoint_bytes / storage_bytes_per_s
+
+
+@formula(unit="s", source=_ARITHMETIC + "; an asynchronous save blocks for its copy to host memory alone")
+def stall_s(*, write_s: Num, blocking_share: Num) -> Num:
+    """Time for which training stands still at a checkpoint."""
+    return write_s * blocking_share
 
 
 @formula(

@@ -52,12 +52,14 @@ class Failures:
     """How often GPUs stop a run, and what it takes to go on."""
 
     mtbf_gpu_hours: Line
+    blocking_share: Line
     restart_s: Line
     hardware_share: Line
     repair_s: Line
     spare_confidence: Line
-    storage_per_gpu: Line | None  # one of the two is known
-    storage: Line | None
+    storage: Line | None  # the job's own; else the least of these two
+    storage_per_gpu: Line
+    storage_most: Line
     checkpoint_steps: int | None = None
 
 
@@ -103,31 +105,41 @@ def reliability_line(
     )
     size = checkpoint_size(graph, recipe)
     storage = failures.storage or compute(
-        "storage", f.storage_bytes_per_s, gpus=layout.world, per_gpu_bytes_per_s=failures.storage_per_gpu
+        "storage",
+        f.storage_bytes_per_s,
+        gpus=layout.world,
+        per_gpu_bytes_per_s=failures.storage_per_gpu,
+        most_bytes_per_s=failures.storage_most,
     )
     write = compute(
         "checkpoint_write",
         f.write_s,
         checkpoint_bytes=size,
         storage_bytes_per_s=storage,
-        note="training waits for it",
     )
-    best = compute("optimal_interval", f.daly_interval_s, write_s=write, mtbf_s=mtbf, note="Daly 2006")
-    young = compute("young_interval", save_interval_s, write_s=write, mtbf_s=mtbf, note="Young 1974")
+    stall = compute(
+        "checkpoint_stall",
+        f.stall_s,
+        write_s=write,
+        blocking_share=failures.blocking_share,
+        note="for which training waits",
+    )
+    best = compute("optimal_interval", f.daly_interval_s, write_s=stall, mtbf_s=mtbf, note="Daly 2006")
+    young = compute("young_interval", save_interval_s, write_s=stall, mtbf_s=mtbf, note="Young 1974")
     steps = compute("optimal_steps", f.interval_steps, interval_s=best, step_s=step)
     often = compute("interval_steps", f.interval_steps, interval_s=best, step_s=step)
     if failures.checkpoint_steps is not None:
         stated = "reliability.checkpoint_steps"
         often = Line("interval_steps", failures.checkpoint_steps, "steps", source=stated)
     chosen = _interval(often, step)
-    reached = _goodput("goodput", chosen, write, mtbf, failures)
+    reached = _goodput("goodput", chosen, stall, mtbf, failures)
     losses = (
-        compute("saving_share", f.saving_share, write_s=write, interval_s=chosen),
+        compute("saving_share", f.saving_share, write_s=stall, interval_s=chosen),
         compute(
             "interrupted_share",
             f.interrupted_share,
             interval_s=chosen,
-            write_s=write,
+            write_s=stall,
             restart_s=failures.restart_s,
             mtbf_s=mtbf,
             note="work done again, restarts; to first order",
@@ -138,10 +150,10 @@ def reliability_line(
         wall = compute("wall_time", money.wall_clock_s, training_s=training, goodput=reached)
         expected = compute("interruptions", f.expected_interruptions, wall_s=wall, mtbf_s=mtbf)
         parts.append(replace(expected, note="expected over the run"))
-    parts += [size, write, best, young, steps]
+    parts += [size, write, stall, best, young, steps]
     if failures.checkpoint_steps is not None:
         parts.append(often)
-    parts += [*losses, _rule_of_steps(step, write, mtbf, steps, failures)]
+    parts += [*losses, _rule_of_steps(step, stall, mtbf, steps, failures)]
     parts += _spares(layout, cluster, mtbf, failures)
     return Line("reliability", reached.value, reached.unit, _doubt(parts), children=tuple(parts))
 
@@ -159,9 +171,7 @@ def checkpoint_size(graph: Graph, recipe: Recipe) -> Line:
         trained = {name for name, _, _ in rank.trained_parts()}
         own = tuple(part for part in lines[0].children if part.name in trained)
         lines[0] = total("weights", own, unit="bytes")
-    return total(
-        "checkpoint", tuple(lines), unit="bytes", note="trained weights, optimizer states, once"
-    )
+    return total("checkpoint", tuple(lines), unit="bytes", note="trained weights, optimizer states, once")
 
 
 def _interval(steps: Any, step: Line) -> Line:

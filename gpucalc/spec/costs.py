@@ -49,6 +49,9 @@ class ReliabilityKeys(Spec):
     storage_gb_per_s: Above | None = Field(
         default=None, description="rate at which all ranks together write a checkpoint"
     )
+    blocking_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="share of a checkpoint's write for which training stands still"
+    )
     checkpoint_steps: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
         default=None, description="steps between checkpoints; unset: the optimum"
     )
@@ -109,6 +112,8 @@ class ReliabilityDefaults(Spec):
     name: str
     published_run: str  # whose rate is taken
     storage_per_gpu: Figure
+    storage_most: Figure
+    blocking_share: Figure
     restart: Figure
     hardware_share: Figure
     repair: Figure
