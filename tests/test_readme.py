@@ -6,12 +6,14 @@ import contextlib
 import io
 import re
 import shlex
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from followed import Shown, Typed, steps
 from test_cli import commands
+from test_layers import LAYERS
 
 from gpucalc.__main__ import main
 from gpucalc.catalog import open_catalog
@@ -138,6 +140,15 @@ def test_the_accuracy_table_is_the_recorded_one(committed: Callable[[str, str], 
     committed(
         "README.md", rewritten(r"<!-- accuracy[^\n]*-->\n", lambda _: table, end="<!-- end -->").rstrip("\n")
     )
+
+
+def test_the_layers_are_those_that_are_held(committed: Callable[[str, str], None]) -> None:
+    rows: list[str] = []
+    for names in reversed(LAYERS):
+        words = sorted(names - {"gpucalc"} if "formula" in names else names)
+        rows += textwrap.wrap("  ".join(words), 90, break_on_hyphens=False)
+    text = "\n```text\n" + "\n".join(rows) + "\n```\n\n"
+    committed("README.md", rewritten("<!-- layers -->\n", lambda _: text, end="<!-- end -->").rstrip("\n"))
 
 
 def comparison_row() -> str:
