@@ -40,6 +40,11 @@ H100 = {
     "UtilizationRates": SimpleNamespace(gpu=0, memory=0),
     "ComputeRunningProcesses": [],
     "RemappedRows": (0, 0, 0, 0),
+    "VirtualizationMode": 0,
+    "FanSpeed": "NotSupported",
+    "socket": 0,
+    "topology": 0,
+    "p2p": 0,
     "links": 18,
     "instances": [],
     "xid": [],
@@ -56,6 +61,8 @@ RTX4090 = {
     "MigMode": "NotSupported",
     "BAR1MemoryInfo": SimpleNamespace(bar1Total=256 * 2**20, bar1Used=0, bar1Free=0),
     "RemappedRows": "NotSupported",
+    "FanSpeed": 30,
+    "p2p": pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED,
     "links": "NotSupported",
 }
 
@@ -117,6 +124,18 @@ class FakeNvml:
 
     def nvmlDeviceGetNvLinkRemotePciInfo(self, _: Any, link: int) -> Any:
         return SimpleNamespace(busId=f"00000000:0{link % 4}:00.0")
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one: Any, other: Any) -> int:
+        """Cards of one number in `socket` share a root; 50 is SYS."""
+        answered(one, "topology")
+        return int(pynvml.NVML_TOPOLOGY_HOSTBRIDGE if one["socket"] == other["socket"] else 50)
+
+    def nvmlDeviceGetP2PStatus(self, one: Any, other: Any, index: int) -> int:
+        """Index 2 asks for NVLink, 0 for reads of the other's memory."""
+        assert isinstance(index, int)
+        linked = isinstance(one["links"], int) and isinstance(other["links"], int)
+        status = answered(one, "p2p")
+        return 0 if linked else 5 if index == 2 else int(status)
 
     def nvmlEventSetCreate(self) -> list[int]:
         return []

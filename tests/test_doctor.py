@@ -272,8 +272,16 @@ def test_the_jobs_host_is_this_machines() -> None:
 def test_a_geforce_answers_less(tmp_path: Path) -> None:
     report = attached(FakeNvml([RTX4090, RTX4090]), tmp_path)
     assert of(report, "bar1").severity is Severity.WARNING
-    assert of(report, "no-peer-access").severity is Severity.WARNING
+    item = of(report, "no-peer-access")
+    assert item.severity is Severity.WARNING
+    assert "not supported by the chipset between 1 pair" in item.evidence
     assert not has(report, "ecc-errors")
+    open_ = [{**RTX4090, "p2p": 0, "socket": index} for index in range(2)]  # as a changed driver has it
+    report = attached(FakeNvml(open_), tmp_path)
+    assert not has(report, "no-peer-access")
+    assert "peer access" not in {question.about for question in report.questions}
+    across = of(report, "across-sockets")  # no NUMA node is known: the driver's topology tells
+    assert across.problem.startswith("1 pair of cards")
 
 
 def test_where_cards_are_plugged(tmp_path: Path) -> None:

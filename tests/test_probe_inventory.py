@@ -143,6 +143,62 @@ def test_where_it_runs_is_told_and_hinted(tmp_path: Path) -> None:
     assert surroundings(tmp_path) == "Jetson"
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("NotSupported", "not supported by this card or driver"),  # Jetson answers little else
+        ("NoPermission", "no permission"),
+        ("Unknown", "unknown error"),  # WSL, for what Windows keeps
+        ("GpuIsLost", "lost"),
+        ("Timeout", "did not answer in time"),
+        ("FunctionNotFound", "too old to know it"),
+    ],
+)
+def test_a_card_that_answers_nothing_but_its_name_still_has_every_field(error: str, words: str) -> None:
+    known = ("Name", "UUID", "instances", "socket")
+    silent = {field: value if field in known else error for field, value in H100.items()}
+    found = take(FakeNvml([silent, silent]))
+    card = found.cards[0]
+    assert card.entry == "h100-sxm-80gb"
+    read = {name for name, fact in card.facts.items() if fact.reason is None}
+    assert read == {"name", "uuid"}
+    asked_twice = {"throttled_by"} if error == "FunctionNotFound" else set()  # under its old name too
+    for name, fact in card.facts.items():
+        assert name in read | asked_twice or words in str(fact.reason), name
+    assert words in str(found.pairs[0].access.reason)
+    assert all("not_read" in found.document()["cards"][0][key] for key in ("ecc", "temperature_C", "power_W"))
+
+
+def test_a_vgpu_is_said_and_what_its_host_keeps() -> None:
+    share = {**H100, "VirtualizationMode": 2, "TotalEccErrors": "VgpuEccNotSupported"}
+    found = take(FakeNvml([share]))
+    assert found.cards[0].value("virtualization") == "vGPU"
+    assert found.cards[0].facts["ecc_uncorrected"].reason == "not supported on a vGPU"
+    assert "GPU 0: a vGPU" in found.notes[0]
+
+
+def test_the_node_of_a_card_is_the_systems_where_the_driver_has_none(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/bus/pci/devices/0000:18:00.0"
+    folder.mkdir(parents=True)
+    (folder / "numa_node").write_text("1\n")
+    assert take(FakeNvml([H100]), root=tmp_path).cards[0].value("numa_node") == 1
+    assert take(FakeNvml([{**H100, "NumaNodeId": 0}]), root=tmp_path).cards[0].value("numa_node") == 0
+
+
+def test_how_cards_reach_each_other() -> None:
+    joined = take(FakeNvml([H100] * 16))
+    assert len(joined.pairs) == 120
+    assert {(pair.path.value, pair.access.value) for pair in joined.pairs} == {("NV", "direct")}
+    slots = [{**RTX4090, "socket": index // 2} for index in range(4)]
+    apart = take(FakeNvml(slots))
+    paths = {(pair.first, pair.second): pair.path.value for pair in apart.pairs}
+    assert paths == {(0, 1): "PHB", (2, 3): "PHB", (0, 2): "SYS", (0, 3): "SYS", (1, 2): "SYS", (1, 3): "SYS"}
+    assert {pair.access.value for pair in apart.pairs} == {"not supported by the chipset"}
+    said = render(report.inventory(apart), color=False)
+    assert "0-1 to 2-3" in said
+    assert len(take(FakeNvml([H100] * 3, lost=(1,))).pairs) == 1
+
+
 UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", None, "GPU-cccc-4"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -74,6 +75,8 @@ class Box:
     torch: str | None = None
     nvlink_domain: int | None = None
     peer_to_peer: bool | None = None
+    peer_evidence: str | None = None  # what was read of it
+    across: int | None = None  # pairs of cards whose path crosses between processors
     placement: tuple[int, ...] = ()
     above_4g: bool | None = None
     max_power: Line | None = None  # of the whole machine, where its maker states it
@@ -138,6 +141,24 @@ class Attached(Protocol):
     def surroundings(self) -> str | None: ...
     @property
     def notes(self) -> tuple[str, ...]: ...
+    @property
+    def pairs(self) -> tuple[PairRecord, ...]: ...
+
+
+class PairRecord(Protocol):
+    """What doctor needs to know of two cards."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def second(self) -> int: ...
+    @property
+    def path(self) -> FactRecord: ...
+    @property
+    def access(self) -> FactRecord: ...
+
+
+DIRECT, ACROSS = "direct", "SYS"  # the words for peer access, and for a path between processors
 
 
 def supply(text: str | None) -> Supply | None:
@@ -243,6 +264,9 @@ def attached(
         driver_cuda=found.cuda.value,
         cuda=host.get("cuda"),
         torch=host.get("torch"),
+        peer_to_peer=_direct(found.pairs),
+        peer_evidence=_access_words(found.pairs),
+        across=_across(found.pairs),
         placement=placed,
         cores=host.get("cores"),
         host_ram_bytes=host.get("host_ram_bytes"),
@@ -251,6 +275,23 @@ def attached(
         notes=(*found.notes, *_entry_notes(found)),
         unread=_unread(found),
     )
+
+
+def _direct(pairs: tuple[PairRecord, ...]) -> bool | None:
+    """Whether every two cards read each other's memory; None where the driver does not say."""
+    known = [pair.access.value for pair in pairs if pair.access.value is not None]
+    return all(value == DIRECT for value in known) if known and len(known) == len(pairs) else None
+
+
+def _access_words(pairs: tuple[PairRecord, ...]) -> str | None:
+    counts = Counter(str(pair.access.value) for pair in pairs if pair.access.value is not None)
+    told = [f"{words} between {many} {'pair' if many == 1 else 'pairs'}" for words, many in counts.items()]
+    return ", ".join(told) or None
+
+
+def _across(pairs: tuple[PairRecord, ...]) -> int | None:
+    known = [pair.path.value for pair in pairs if pair.path.value is not None]
+    return sum(value == ACROSS for value in known) if known else None
 
 
 # Fields a check needs; what else the driver keeps to itself changes nothing here.

@@ -126,6 +126,7 @@ def peers(ctx: Context) -> Answers:
             direct = link.peer_to_peer if box.peer_to_peer is None else box.peer_to_peer
             rate = link.terms("all_reduce", len(box.cards)).bus_bytes_per_s
             told = "as described" if box.peer_to_peer is not None else f"as a rule: {link.name}"
+            told = box.peer_evidence or told
             evidence = f"peer access {'on' if direct else 'off'} ({told}); bus bandwidth {gb_per_s(rate)}"
             if not direct:
                 found.append(
@@ -150,7 +151,17 @@ def peers(ctx: Context) -> Answers:
                 "numactl --cpunodebind for each rank", ("bench4090",), ("C26",),
             )
         )  # fmt: skip
-    elif not box.placement and not joined:
+    elif not box.placement and box.across and not joined:
+        found.append(
+            Finding(
+                "across-sockets", Severity.WARNING, "sockets",
+                f"{box.across} {'pair' if box.across == 1 else 'pairs'} of cards reach each other"
+                " over the link between processors",
+                "their path is SYS in the driver's topology", "tensor parallel groups within one processor; "
+                "numactl --cpunodebind for each rank", ("smi_man",), ("C26",),
+            )
+        )  # fmt: skip
+    elif not box.placement and box.across is None and not joined:
         ask = "which cards lie under which processor (placement): nvidia-smi topo -m"
         asked.append(Question("NUMA", ask, ("C26",)))
     if len(set(names)) > 1:

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from gpucalc.catalog import Catalog
+from gpucalc.doctor.box import pci_address
+from gpucalc.doctor.host import numa_nodes
 from gpucalc.errors import CannotMeasure, UnknownName
 from gpucalc.probe.nvml import INSTEAD, Fact, constant_names, read, session
+from gpucalc.probe.peers import Pair, pairs
 from gpucalc.probe.visible import visible
 from gpucalc.units import GB, MB
 
@@ -52,6 +55,7 @@ class Inventory:
     visible: tuple[int, ...]
     surroundings: str | None
     notes: tuple[str, ...]
+    pairs: tuple[Pair, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The inventory as plain values; a field that could not be read says why."""
@@ -69,6 +73,7 @@ class Inventory:
                 }
                 for card in self.cards
             ],
+            "pairs": [pair.document() for pair in self.pairs],
             "notes": list(self.notes),
         }
 
@@ -90,14 +95,20 @@ def inventory(
             problem = "the NVIDIA driver sees no GPU" if count.reason is None else count.reason
             hint = _hint(where)
             raise CannotMeasure("; ".join([problem, *([hint] if hint else []), INSTEAD]))
-        cards = tuple(_card(nvml, index, catalog) for index in range(count.value))
+        handles = [_handle(nvml, index) for index in range(count.value)]
+        near = numa_nodes(root)
+        cards = tuple(_card(nvml, index, handle, near, catalog) for index, handle in enumerate(handles))
+        joined = pairs(nvml, [handle.value for handle in handles])
     seen, said = visible(env.get("CUDA_VISIBLE_DEVICES"), [card.value("uuid") for card in cards])
     notes = [said] if said else []
     names = {card.value("name") for card in cards}
     order = env.get("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     if len(names) > 1 and order != "PCI_BUS_ID":
         notes.append("the cards differ: CUDA numbers the fastest first unless CUDA_DEVICE_ORDER=PCI_BUS_ID")
-    return Inventory(driver, cuda, cards, seen, where, tuple(notes))
+    shares = [str(card.index) for card in cards if card.value("virtualization") == "vGPU"]
+    if shares:
+        notes.append(f"GPU {', '.join(shares)}: a vGPU, whose host keeps some fields to itself")
+    return Inventory(driver, cuda, cards, seen, where, tuple(notes), joined)
 
 
 def surroundings(root: Path = Path("/")) -> str | None:
@@ -127,12 +138,18 @@ def throttles(bits: int) -> list[str]:
     return [text for bit, text in _THROTTLES.items() if bits & bit]
 
 
-def _card(nvml: Any, index: int, catalog: Catalog) -> Card:
-    handle = read(nvml, lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+def _handle(nvml: Any, index: int) -> Fact:
+    return read(nvml, lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+
+
+def _card(nvml: Any, index: int, handle: Fact, near: Mapping[str, int], catalog: Catalog) -> Card:
     if handle.reason is not None:
         facts = {name: Fact(None, unit, handle.reason) for name, unit, _ in _fields(nvml, None)}
         return Card(index, facts, None, handle.reason)
     facts = {name: read(nvml, ask, unit) for name, unit, ask in _fields(nvml, handle.value)}
+    if facts["numa_node"].reason is not None:  # NVML knows it of Grace machines; the system of any
+        node = near.get(pci_address(str(facts["pci_bus_id"].value)))
+        facts["numa_node"] = Fact(node) if node is not None else facts["numa_node"]
     entry, note = _entry(catalog, facts["name"], facts["memory_total"])
     return Card(index, facts, entry, note)
 
@@ -183,10 +200,18 @@ def _fields(nvml: Any, handle: Any) -> list[tuple[str, str, Callable[[], Any]]]:
         ("pcie_lanes_max", "", lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)),
         ("nvlink", "", lambda: _nvlink(nvml, handle)),
         ("numa_node", "", lambda: nvml.nvmlDeviceGetNumaNodeId(handle)),
+        ("virtualization", "", lambda: _virtual(nvml.nvmlDeviceGetVirtualizationMode(handle))),
+        ("fan", "percent", lambda: nvml.nvmlDeviceGetFanSpeed(handle)),
         ("persistence", "", lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle))),
         ("utilization", "percent", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
         ("processes", "", lambda: _processes(nvml, handle)),
     ]
+
+
+def _virtual(mode: int) -> str:
+    """Whose the card is: this machine's own, passed through to it, or a share of one."""
+    words = {0: "none", 1: "passed through", 2: "vGPU", 3: "host of vGPUs", 4: "host of vSGA"}
+    return words.get(int(mode), "unknown")
 
 
 def clock_reasons(nvml: Any, handle: Any) -> int:

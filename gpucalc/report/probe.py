@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpucalc.probe.inventory import Inventory, shown
+from gpucalc.probe.peers import Pair
 from gpucalc.report.screen import QUIET, clean, columns, heading, indent
 from gpucalc.spec.calibration import CalibrationSpec, LinkConstants, MatmulConstants
 from gpucalc.spec.figure import Figure
@@ -35,12 +36,31 @@ def inventory(found: Inventory) -> RenderableType:
         for card in found.cards:
             values.setdefault(shown(name, card.facts[name]), []).append(card.index)
         _rows(table, name.replace("_", " "), values, len(found.cards))
+    for words, cards in _joined(found):
+        table.add_row("reach each other", cards, clean(words))
     parts.append(indent(table))
     if len(found.visible) != len(found.cards):
         seen = ", ".join(map(str, found.visible)) or "none"
         parts.append(indent(Text(f"CUDA programs see: {seen}")))
     parts += [indent(Text(clean(note))) for note in found.notes]
     return Group(*parts)
+
+
+def _joined(found: Inventory) -> Iterator[tuple[str, str]]:
+    """What lies between cards and how they reach each other, with the pairs it is true of."""
+    kinds: dict[str, list[Pair]] = {}
+    for pair in found.pairs:
+        words = f"{pair.path.value or pair.path.reason}, {pair.access.value or pair.access.reason}"
+        kinds.setdefault(words, []).append(pair)
+    for words, held in kinds.items():
+        if len(held) == len(found.pairs):
+            yield words, "all"
+            continue
+        partners: dict[str, list[int]] = {}
+        for first in sorted({pair.first for pair in held}):
+            others = _ranges([pair.second for pair in held if pair.first == first])
+            partners.setdefault(others, []).append(first)
+        yield words, "; ".join(f"{_ranges(cards)} to {others}" for others, cards in partners.items())
 
 
 def _rows(table: Table, name: str, values: dict[str, list[int]], count: int) -> None:
