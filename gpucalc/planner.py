@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from gpucalc.accuracy import error_table
 from gpucalc.advise import advised
@@ -20,8 +20,9 @@ from gpucalc.plan.evaluate import ErrorTable, Subject, evaluate
 from gpucalc.search import best_run, with_chosen
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.job import ServeRun, TrainRun
 
+R = TypeVar("R", TrainRun, ServeRun)
 # Cards named when a run does not fit: what data centres rent today, by memory.
 LARGER_CARDS = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm", "b300-sxm", "mi300x")
 NAMED_LARGER = 2
@@ -56,6 +57,7 @@ def plan_job(
         from gpucalc.search_serving import plan_serving  # training plans do without
 
         engine = catalog.load("engines", run.framework, EngineSpec)
+        run, assumptions = _runnable(run, "dtype", assumptions, cluster)
         plan = plan_serving(
             subject,
             run,
@@ -84,7 +86,7 @@ def plan_job(
             larger=_larger(catalog, cluster) if wanting(plan) else (),
             errors=errors,
         )
-    run, assumptions = _runnable_precision(run, assumptions, cluster)
+    run, assumptions = _runnable(run, "precision", assumptions, cluster)
     settled, chosen = best_run(subject, run, cluster, errors)
     plan = evaluate(
         subject,
@@ -138,19 +140,19 @@ def _network_assumed(job: ResolvedJob, cluster: Cluster) -> tuple[Assumption, ..
     return (Assumption("network.oversubscription", 1, FULL_BISECTION),) if cluster.count > POD_GPUS else ()
 
 
-def _runnable_precision(
-    run: TrainRun, assumptions: tuple[Assumption, ...], cluster: Cluster
-) -> tuple[TrainRun, tuple[Assumption, ...]]:
-    """fp16 in place of a bf16 nobody asked for, where a GPU has no bf16 rate."""
+def _runnable(
+    run: R, key: str, assumptions: tuple[Assumption, ...], cluster: Cluster
+) -> tuple[R, tuple[Assumption, ...]]:
+    """fp16 in place of a bf16 nobody asked for under this key, where a GPU has no bf16 rate."""
     lacking = next((pool.gpu for pool in cluster.pools if pool.gpu.peak("bf16") is None), None)
-    if lacking is None or not any(item.key == "run.precision" for item in assumptions):
+    if lacking is None or not any(item.key == f"run.{key}" for item in assumptions):
         return run, assumptions
     chosen = next((p for p in ("fp16", "fp32") if all(pool.gpu.peak(p) for pool in cluster.pools)), None)
     if chosen is None:
         return run, assumptions
-    said = Assumption("run.precision", chosen, f"{lacking.name} has no bf16 rate")
-    others = tuple(item for item in assumptions if item.key != "run.precision")
-    return run.model_copy(update={"precision": chosen}), (said, *others)
+    said = Assumption(f"run.{key}", chosen, f"{lacking.name} has no bf16 rate")
+    others: tuple[Assumption, ...] = tuple(item for item in assumptions if item.key != f"run.{key}")
+    return run.model_copy(update={key: chosen}), (said, *others)
 
 
 def _larger(catalog: Catalog, cluster: Cluster) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from gpucalc.errors import Infeasible
+from gpucalc.errors import Infeasible, InputError
 from gpucalc.plan.answer import Assumption, Level, Plan
 from gpucalc.plan.economics import Economics
 from gpucalc.plan.evaluate import ErrorTable, Subject
@@ -227,7 +227,18 @@ def plan_serving(
     most: bool = True,
     economics: Economics | None = None,
 ) -> Plan:
-    """The plan of a serving run, whatever it leaves auto settled first."""
+    """The plan of a serving run, whatever it leaves auto settled first.
+
+    Raises Infeasible, or InputError where the engine does not run on the cards.
+    """
+    for pool in cluster.pools:
+        if not engine.runs_on(pool.gpu.vendor, pool.gpu.compute_capability):
+            raise InputError(
+                f"{engine.name} does not run on {pool.gpu.name}",
+                key="run.framework",
+                given=run.framework,
+                legal=[f"{name} {least}".strip() for name, least in engine.hardware.items()],
+            )
     settled, chosen = settle(subject, run, cluster, engine)
     keys = {item.key for item in chosen}
     by_engine = run.framework in BY_LAYERS and "run.tp" not in keys

@@ -202,6 +202,30 @@ def test_a_layout_for_a_rate_keeps_up_with_it() -> None:
     assert slow.throughput.child("tpot").value < fast.throughput.child("tpot").value
 
 
+def test_an_engine_is_planned_where_it_runs() -> None:
+    with pytest.raises(InputError, match="TensorRT-LLM does not run on Instinct MI300X"):
+        served("llama-3.1-8b", "1xmi300x", "run.framework=trtllm")
+    with pytest.raises(InputError, match="vLLM does not run on Apple"):
+        served("llama-3.1-8b", "1xapple-m4-max")
+    assert served("llama-3.1-8b", "1xapple-m4-max", "run.framework=llamacpp", "run.quant=q8_0").time
+    assert served("llama-3.1-8b", "1xmi300x").verdict.level is Level.FITS
+    with pytest.raises(InputError, match="no kernels for these weights on Tesla V100"):
+        served("llama-3.1-8b", "1xv100-sxm2-32gb", "run.quant=awq")
+    with pytest.raises(InputError, match=r"on cards of 8\.0 and up"):
+        served("llama-3.1-8b", "1xt4", "run.quant=fp8", "run.version=0.6.3")
+    assert served("llama-3.1-8b", "1xt4", "run.quant=fp8", "run.version=0.19.0").recipe.dtype == "fp16"
+
+
+def test_cards_without_bf16_are_served_in_fp16() -> None:
+    plan = served("qwen3-0.6b", "1xv100-sxm2-32gb")
+    assert plan.recipe.dtype == "fp16"
+    assert "--dtype float16" in (plan.launch or "")
+    assert any(item.key == "run.dtype" and "no bf16 rate" in item.why for item in plan.assumptions)
+    asked = served("qwen3-0.6b", "1xv100-sxm2-32gb", "run.dtype=bf16")
+    assert asked.time is None
+    assert any("does not multiply in that type" in note for note in asked.notes)
+
+
 def test_one_load_is_asked_for() -> None:
     both = ("run.request_rate=2", "run.concurrency=4")
     with pytest.raises(InputError, match="one of the two"):

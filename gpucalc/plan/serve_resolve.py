@@ -88,6 +88,16 @@ def serve_recipe(
     why = told or why
     if why:
         choose("quant", weights.name, why)
+    for pool in cluster.pools:
+        least = era.multiplies(weights.name, pool.gpu.vendor, pool.gpu.compute_capability)
+        if least is not None:
+            raise InputError(
+                f"{engine.name} {version} has no kernels for these weights on {pool.gpu.name}"
+                f" (compute capability {pool.gpu.compute_capability})",
+                key="run.quant",
+                given=weights.name,
+                legal=f"on cards of {least} and up",
+            )
     kv_dtype = _kv_dtype(run)
     longest = run.max_model_len or min(8192, spec.max_context or 8192)
     isl, osl = run.isl or 1024, run.osl or 256

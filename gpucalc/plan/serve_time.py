@@ -66,7 +66,7 @@ def _steady(
             "one request does not fit the cache",
             key="isl + osl",
             given=isl + osl,
-            legal=f"at most {int(value_of(kv_tokens))} tokens",
+            legal=f"at most {max(int(value_of(kv_tokens)), 0)} tokens",
         )
     running = compute("running", g.running_requests, offered=offered, cache=cache, limit=recipe.max_num_seqs)
     requests = float(running.value)

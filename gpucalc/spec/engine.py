@@ -82,6 +82,7 @@ class EngineEra(Spec):
     graphs_subtracted: Figure | None = None  # 1: an estimate of the graphs is taken off the cache
     warmup_bytes_per_logit: Figure | None = None  # the sampler's dry run after the cache is allocated
     # Weights.
+    least_capability: dict[str, str] | None = None  # by format, of the compute capabilities of NVIDIA's cards
     mxfp4_hidden_multiple: Figure | None = None  # experts are padded to these
     mxfp4_intermediate_multiple: Figure | None = None
     # The cache.
@@ -113,6 +114,14 @@ class EngineEra(Spec):
         """The figure for that many tensor-parallel ranks, None where the engine has none."""
         table: dict[int, Figure] | None = getattr(self, name)
         return of_size(table, ranks).line(name) if table else None
+
+    def multiplies(self, quant: str, vendor: str, compute_capability: str) -> str | None:
+        """The compute capability weights of that format need where a card has less, None where it has it."""
+        least = (self.least_capability or {}).get(quant)
+        own = version_key(compute_capability)
+        if least is None or vendor != "NVIDIA" or own is None or own >= (version_key(least) or ()):
+            return None
+        return least
 
     def card(self, gpu: str, memory_bytes: float) -> CardSize | None:
         """The defaults of the largest listed size that a card reaches, None where none is listed."""
@@ -171,6 +180,10 @@ class EngineSpec(Spec):
     name: str
     aliases: tuple[str, ...] = ()
     default_version: str
+    # Makers whose accelerators it runs on, with the least compute capability where that has numbers; empty
+    # for an engine that runs wherever its framework does.
+    hardware: dict[str, str] = Field(default_factory=dict)
+    hardware_source: tuple[str, ...] = ()
     eras: tuple[EngineEra, ...] = Field(min_length=1)
     speed: EngineSpeed | None = None
     launch: tuple[Launch, ...] = ()  # from the oldest version to the newest
@@ -197,6 +210,14 @@ class EngineSpec(Spec):
         if not merged:
             merged = {name: getattr(self.eras[0], name) for name in self.eras[0].model_fields_set}
         return EngineEra.model_construct(**merged)
+
+    def runs_on(self, vendor: str, compute_capability: str) -> bool:
+        """Whether the engine has kernels for a card."""
+        if not self.hardware:
+            return True
+        least = self.hardware.get(vendor)
+        own, needed = version_key(compute_capability), version_key(least or "0")
+        return least is not None and (own is None or needed is None or own >= needed)
 
     def launch_at(self, version: str) -> Launch | None:
         """The command of that version, None where the engine has no server."""
