@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gpucalc.builders.build import build_graph
+from gpucalc.errors import InputError
 from gpucalc.formulas.memory import autocast_weight_bytes
 from gpucalc.graph import Block
 from gpucalc.plan.activation import layer_line, selective_line
@@ -287,3 +288,57 @@ def test_selective_recomputation_of_llama_3_8b(run: dict[str, Any], per_token: i
     base = {"framework": "torchtitan", "precision": "bf16", "recompute": "selective-op"}
     block, recipe = recipe_of({**base, "seq_len": 4096, "micro_batch": 1, **run}, LLAMA_3_8B)
     assert selective_line(block, recipe, seq_len=4096).value == per_token
+
+
+@pytest.mark.parametrize(
+    ("modules", "less"),
+    [
+        (["core_attn"], 0),  # flash attention keeps no scores
+        (["layernorm"], 2 * 2 * 4096),
+        (["mlp"], 3 * 2 * 14336),
+        (["mlp", "layernorm"], 3 * 2 * 14336 + 2 * 4096),  # the feed-forward part needs its input
+    ],
+)
+def test_megatron_modules_of_llama_3_8b(modules: list[str], less: int) -> None:
+    base = {"framework": "megatron", "precision": "bf16", "recompute": "selective"}
+    run = {**base, "recompute_modules": modules, "seq_len": 4096, "micro_batch": 1}
+    block, recipe = recipe_of(run, LLAMA_3_8B)
+    whole = layer_line(block, recipe, seq_len=4096).value
+    assert whole - selective_line(block, recipe, seq_len=4096).value == less
+
+
+EXPERTS = {
+    "name": "experts", "architecture": "deepseek_v3", "layers": 2, "hidden": 1024, "heads": 8, "kv_heads": 8,
+    "ffn": 2048, "vocab": 4096,
+    "moe": {"experts": 16, "top_k": 4, "expert_ffn": 512, "shared_expert_ffn": 512},
+    "mla": {"q_lora": 256, "kv_lora": 128, "qk_nope": 64, "qk_rope": 32, "v_head": 64},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("modules", "less"),
+    [
+        (["moe_act"], 4 * 2 * 512),
+        (["shared_experts"], 3 * 2 * 512),
+        # 4 experts' inputs and outputs, gate, up and product, indexes; scores and choices; the shared expert
+        (["moe"], 4 * (2 * 2 * 1024 + 3 * 2 * 512 + 24) + 4 * 16 + 16 * 4 + 3 * 2 * 512),
+        # q, k and their up-projection with v: 2 x 96 + 64 + 64 of 8 heads
+        (["mla_up_proj"], 2 * 8 * (2 * 96 + 64 + 64)),
+    ],
+)
+def test_megatron_modules_of_experts(modules: list[str], less: int) -> None:
+    base = {"framework": "megatron", "precision": "bf16", "recompute": "selective"}
+    run = {**base, "recompute_modules": modules, "seq_len": 4096, "micro_batch": 1}
+    block, recipe = recipe_of(run, EXPERTS)
+    whole = layer_line(block, recipe, seq_len=4096).value
+    assert whole - selective_line(block, recipe, seq_len=4096).value == less
+
+
+def test_modules_are_megatrons_and_of_a_selective_recomputation() -> None:
+    base = {"seq_len": 64, "micro_batch": 1, "recompute_modules": ["norm"]}
+    with pytest.raises(InputError, match="selective recomputation"):
+        TrainRun.read({**base, "framework": "megatron"})
+    with pytest.raises(InputError, match="does not apply to fsdp"):
+        TrainRun.read({**base, "framework": "fsdp", "recompute": "selective"})
+    with pytest.raises(InputError, match="not a legal value"):
+        TrainRun.read({**base, "framework": "megatron", "recompute": "selective", "recompute_modules": ["x"]})

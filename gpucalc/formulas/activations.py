@@ -143,6 +143,14 @@ def mla_saved_bytes(*, heads: Num, qk_dim: Num, nope_dim: Num, v_dim: Num, activ
 
 
 @formula(
+    unit="bytes/token", source="Megatron-Core's multi_latent_attention.py, recompute_up_proj; read, not run"
+)
+def attention_output_saved_bytes(*, heads: Num, v_dim: Num, activation_bytes: Num) -> Num:
+    """A flash kernel's result and log-sum-exps, where queries, keys and values are made again."""
+    return activation_bytes * heads * v_dim + 4 * heads
+
+
+@formula(
     unit="bytes/token", source="fused-kernel form, Mamba-2 and flash-linear-attention sources; not measured"
 )
 def state_mixer_saved_bytes(

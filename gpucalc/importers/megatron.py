@@ -8,6 +8,7 @@ from typing import Any
 from gpucalc.errors import InputError
 from gpucalc.importers.trainers.common import started
 from gpucalc.importers.words import Draft, ImportedJob, Words, fold
+from gpucalc.spec.job import RECOMPUTE_MODULES
 
 # Vocabularies of tokenizers whose size Megatron takes from the tokenizer and not from an argument.
 _TOKENIZERS = {"gpt2bpetokenizer": 50257, "llama2tokenizer": 32000}
@@ -110,8 +111,13 @@ def _run(words: Words, draft: Draft) -> None:
         if method == "block":
             words.assume(f"recompute-method block over {count} layers: every layer is taken as recomputed")
     modules = words.take("recompute_modules")
-    if modules not in (None, "core_attn", ["core_attn"]):
-        raise words.wrong(("recompute_modules",), "only core_attn has a plan", modules)
+    if modules is not None:
+        named = modules if isinstance(modules, list) else str(modules).split()
+        unknown = [name for name in named if name not in RECOMPUTE_MODULES]
+        if unknown:
+            raise words.wrong(("recompute_modules",), f"{unknown[0]} has no plan", modules)
+        if granularity == "selective":
+            run["recompute_modules"] = named
     backend = words.text("attention_backend")
     if words.flag("use_flash_attn") or backend in ("flash", "fused"):
         run["attention"] = "flash"

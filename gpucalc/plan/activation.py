@@ -62,8 +62,11 @@ def selective_line(block: Block, recipe: Recipe, *, seq_len: int) -> Line:
     """Bytes per token kept under selective recomputation of the recipe's scope.
 
     core: attention scores are recomputed, so unfused attention keeps what flash attention keeps.
+    modules (Megatron-Core): what the named parts do not make again.
     op (torchtitan): outputs of every second matrix multiplication and of attention, and the layer input.
     """
+    if recipe.recompute_scope == "modules":
+        return _without_modules(block, recipe, seq_len)
     if recipe.recompute_scope != "op":
         return layer_line(block, _with_flash(recipe), seq_len=seq_len)
     size = recipe.activation_bytes
@@ -109,6 +112,46 @@ def selective_line(block: Block, recipe: Recipe, *, seq_len: int) -> Line:
                 copies=1,
             )
         )
+    return total("saved_per_token", tuple(parts), unit="bytes/token")
+
+
+# What of a layer's kept parts a module of Megatron-Core makes again.
+_MODULE_PARTS = {
+    "layernorm": {"mixer_input", "mlp_input", "moe_input"},
+    "mlp": {"mlp"},
+    "moe": {"experts", "router", "router_input", "shared_experts"},
+    "shared_experts": {"shared_experts"},
+}
+
+
+def _without_modules(block: Block, recipe: Recipe, seq_len: int) -> Line:
+    """A layer without what Megatron-Core's named modules make again.
+
+    Read in megatron/core/transformer: transformer_layer.py, moe/experts.py, multi_latent_attention.py.
+    layernorm: norms' results, unless a whole module is made again from one. moe_act: the activation's
+    result. mla_up_proj: q, k and v, made of the latents; attention's own result stays.
+    """
+    modules = recipe.recompute_modules
+    whole = layer_line(block, _with_flash(recipe) if "core_attn" in modules else recipe, seq_len=seq_len)
+    gone = set().union(*(_MODULE_PARTS.get(module, set()) for module in modules))
+    if isinstance(block.ffn, Mlp) and "mlp" in modules:
+        gone -= {"mlp_input"}
+    if isinstance(block.ffn, Moe) and "moe" in modules:
+        gone -= {"moe_input"}
+    parts = [part for part in whole.children if part.name not in gone]
+    for index, part in enumerate(parts):
+        if part.name == "experts" and "moe_act" in modules and isinstance(block.ffn, Moe):
+            parts[index] = _experts_line(block.ffn, recipe, _expert_tensors(block.ffn, recipe) - 1)
+        latent = isinstance(block.mixer, Attention) and block.mixer.kv_lora is not None
+        if part.name == "attention" and "mla_up_proj" in modules and latent:
+            assert isinstance(block.mixer, Attention)
+            parts[index] = compute(
+                "attention",
+                act.attention_output_saved_bytes,
+                heads=block.mixer.heads,
+                v_dim=block.mixer.v_dim,
+                activation_bytes=recipe.activation_bytes,
+            )
     return total("saved_per_token", tuple(parts), unit="bytes/token")
 
 
@@ -350,18 +393,7 @@ def _ffn_lines(ffn: FeedForward, block: Block, recipe: Recipe, frozen: bool) -> 
         lines.append(_mlp_line("mlp", ffn.ffn, ffn.gated, ffn.activation, recipe, frozen))
         return lines
     assert isinstance(ffn, Moe)
-    lines.append(
-        compute(
-            "experts",
-            act.moe_saved_bytes,
-            top_k=ffn.top_k,
-            width=ffn.latent or ffn.hidden,
-            expert_ffn=ffn.expert_ffn,
-            expert_tensors=_expert_tensors(ffn, recipe),
-            activation_bytes=size,
-            imbalance=recipe.expert_imbalance,
-        )
-    )
+    lines.append(_experts_line(ffn, recipe, _expert_tensors(ffn, recipe)))
     lines.append(compute("router", act.router_saved_bytes, experts=ffn.experts, top_k=ffn.top_k))
     if ffn.shared_ffn:
         lines.append(_mlp_line("shared_experts", ffn.shared_ffn, ffn.gated, ffn.activation, recipe, frozen))
@@ -377,6 +409,19 @@ def _ffn_lines(ffn: FeedForward, block: Block, recipe: Recipe, frozen: bool) -> 
             )
         )
     return lines
+
+
+def _experts_line(ffn: Moe, recipe: Recipe, tensors: int) -> Line:
+    return compute(
+        "experts",
+        act.moe_saved_bytes,
+        top_k=ffn.top_k,
+        width=ffn.latent or ffn.hidden,
+        expert_ffn=ffn.expert_ffn,
+        expert_tensors=tensors,
+        activation_bytes=recipe.activation_bytes,
+        imbalance=recipe.expert_imbalance,
+    )
 
 
 def _expert_tensors(ffn: Moe, recipe: Recipe) -> int:

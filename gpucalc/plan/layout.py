@@ -97,7 +97,7 @@ class Recipe:
 
     kernels: eager | compiled | fused (TransformerEngine, Apex, Liger): which activations are kept
     and how much elementwise traffic and launch time there is.
-    loss: unfused | fused | chunked. recompute_scope (of selective): core | op | layer.
+    loss: unfused | fused | chunked. recompute_scope (of selective): core | modules | op | layer.
     """
 
     framework: str  # ddp | fsdp | deepspeed | megatron | torchtitan | hf
@@ -118,6 +118,7 @@ class Recipe:
     kernels: str
     recompute: str  # none | selective | full
     recompute_scope: str
+    recompute_modules: tuple[str, ...]  # of scope modules
     seq_len: int
     autocast: bool  # fp32 weights, 16-bit copies made per use
     loss: str

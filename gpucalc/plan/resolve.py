@@ -230,6 +230,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         kernels=kernels,
         recompute=recompute,
         recompute_scope=scope,
+        recompute_modules=run.recompute_modules or ("core_attn",),
         seq_len=sequence_length(run, graph),
         autocast=sizes.autocast,
         loss=fusion if run.fused_loss else "unfused",
@@ -343,7 +344,8 @@ def _recompute(run: TrainRun) -> tuple[str, str]:
     if run.recompute.startswith("selective"):
         scope = run.recompute.removeprefix("selective").lstrip("-")
         if not scope:
-            scope = "op" if run.framework == "torchtitan" else "core"
+            core = run.recompute_modules in (None, ("core_attn",))
+            scope = "op" if run.framework == "torchtitan" else "core" if core else "modules"
         return "selective", scope
     return run.recompute, "none"
 

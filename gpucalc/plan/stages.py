@@ -161,7 +161,7 @@ def stages(
     for rank, chunks in enumerate(owned):
         counts: dict[int, int] = {}
         for chunk in chunks:
-            for index, layers in held[chunk].items():
+            for index, layers in in_chunk[chunk].items():
                 counts[index] = counts.get(index, 0) + layers
         found.append(_stage(graph, trunk, kinds, counts, rank=rank, first=0 in chunks, last=last in chunks))
     return tuple(found)

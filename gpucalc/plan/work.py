@@ -245,6 +245,8 @@ class LayerWork:
         if recipe.recompute == "selective":
             if recipe.recompute_scope == "core":
                 return _sum("recompute", [], self.attention, []) if self.attention else None
+            if recipe.recompute_scope == "modules":
+                return self._modules_again(recipe.recompute_modules)
             if recipe.recompute_scope == "op":
                 # Half of the matrices and all elementwise kernels run again; attention's output is kept.
                 return _sum("recompute", self.matrix[1::2], [], self.traffic)
@@ -253,6 +255,28 @@ class LayerWork:
         if recipe.framework not in WHOLE_RECOMPUTE and matrix:
             matrix = matrix[:-1]  # torch's checkpoint stops before the last product
         return _sum("recompute", matrix, self.attention, self.traffic)
+
+    def _modules_again(self, modules: tuple[str, ...]) -> Line | None:
+        """Seconds of what Megatron-Core's recompute modules run again."""
+        names = [name for module in modules for name in _MODULE_WORK.get(module, ())]
+
+        def of(lines: list[Line]) -> list[Line]:
+            return [line for line in lines if line.name.startswith(tuple(names))] if names else []
+
+        attention = self.attention if "core_attn" in modules else []
+        matrix, traffic = of(self.matrix), of(self.traffic)
+        return _sum("recompute", matrix, attention, traffic) if matrix or attention or traffic else None
+
+
+# First words of the lines of work that a module of Megatron-Core is made of.
+_MODULE_WORK = {
+    "layernorm": ("input", "pre_ffn"),
+    "moe_act": ("expert_activation",),
+    "mlp": ("gate", "up", "down", "activation", "mlp"),
+    "moe": ("router", "expert_", "shared_", "permute"),
+    "shared_experts": ("shared_",),
+    "mla_up_proj": ("q_b", "kv_b", "rope"),
+}
 
 
 def _sum(name: str, matrix: list[Line], attention: list[Line], traffic: list[Line]) -> Line:

@@ -97,6 +97,9 @@ OPTIMIZERS = (
     "prodigy", "adan", "schedulefree-adamw", "adagrad", "rmsprop",
 )  # fmt: skip
 RECOMPUTE = ("none", "selective", "selective-op", "selective-layer", "full")
+RECOMPUTE_MODULES = (  # of Megatron-Core's --recompute-modules
+    "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts",
+)  # fmt: skip
 METHODS = ("full", "lora", "qlora")
 LOSS_DTYPES = ("fp32", "16-bit")
 LOADED_AS = ("fp32", "16-bit")
@@ -129,6 +132,7 @@ _SCHEDULE_NAMES = {
     "zb-h1": "zero-bubble", "zb1p": "zero-bubble", "dualpipev": "dualpipe-v", "dual-pipe": "dualpipe",
     "dual-pipe-v": "dualpipe-v",
 }  # fmt: skip
+_RECOMPUTE_MODULE_NAMES = {"norm": "layernorm", "act": "moe_act", "shared-expert": "shared_experts"}
 _RECOMPUTE_NAMES = {"no": "none", "off": "none", "selective-block": "selective-layer"}
 _OFFLOAD_NAMES = {
     "no": "none", "cpu": "params+optimizer-cpu", "optimizer": "optimizer-cpu",
@@ -193,6 +197,7 @@ _TRAIN_KEYS: dict[str, tuple[str, ...]] = {
     "cp": _MODEL_PARALLEL,
     "ep": _MODEL_PARALLEL,
     "etp": ("megatron", "torchtitan"),
+    "recompute_modules": ("megatron",),
     "sequence_parallel": _MODEL_PARALLEL,
     "dp_shard": ("fsdp", "torchtitan", "megatron"),
     "reshard_after_forward": ("fsdp", "torchtitan"),
@@ -299,6 +304,12 @@ class TrainRun(Spec):
     )
     sequence_parallel: Flag | Auto | None = None
     recompute: Annotated[str, _named((*RECOMPUTE, "auto"), _RECOMPUTE_NAMES)] = "none"
+    recompute_modules: (
+        tuple[Annotated[str, _named(RECOMPUTE_MODULES, _RECOMPUTE_MODULE_NAMES)], ...] | None
+    ) = Field(
+        default=None,
+        description="parts of a layer that Megatron's selective recomputation makes again; unset: core_attn",
+    )
     attention: Annotated[str, _named(ATTENTION)] | None = Field(
         default=None,
         description="flash-1: kernels before FlashAttention-2 of July 2023, Triton's too",
@@ -460,6 +471,12 @@ def _offload_rule(value: Any, given: Mapping[str, Any]) -> tuple[str, str] | Non
     return None
 
 
+def _modules_rule(_: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
+    if given.get("recompute", "none") in ("selective", "auto"):
+        return None
+    return "names parts of a selective recomputation", "with recompute: selective"
+
+
 def _quantization_rule(_: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
     if given.get("method", "full") != "full":
         return None
@@ -476,6 +493,7 @@ _TRAIN_RULES: dict[str, _Rule] = {
     "reshard_after_forward": _reshard_rule,
     "offload": _offload_rule,
     "quantization": _quantization_rule,
+    "recompute_modules": _modules_rule,
     "lora": _lora_rule,
 }
 
