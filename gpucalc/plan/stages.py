@@ -156,7 +156,7 @@ def stages(
     kinds = {id(block): block_params(block) for stack in graph.stacks for block in stack.blocks}
     owned = owned_chunks(pp=pp, vpp=vpp, schedule=schedule)
     last = max(chunk for chunks in owned for chunk in chunks)
-    held = chunk_layers(graph, pp=last + 1, vpp=1, sizes=sizes)
+    in_chunk = chunk_layers(graph, pp=last + 1, vpp=1, sizes=sizes)
     found = []
     for rank, chunks in enumerate(owned):
         counts: dict[int, int] = {}
