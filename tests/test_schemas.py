@@ -9,7 +9,11 @@ import jsonschema
 import pytest
 
 from gpucalc.__main__ import main
+from gpucalc.errors import InputError
+from gpucalc.probe.overlay import calibration
 from gpucalc.report.schemas import NAMES, schema
+from gpucalc.spec.calibration import MeasuredMachine
+from gpucalc.spec.server import ServerSpec
 from gpucalc.spec.yamlio import load_yaml
 
 CATALOGS = Path(__file__).parents[1] / "catalogs"
@@ -48,6 +52,52 @@ def test_shipped_jobs_are_valid_and_a_slip_is_not() -> None:
     assert errors("job", {**job, "expect": {"fits": True, "warn": {"mfu": ">=40 %"}}}) == []
     assert errors("job", {**job, "expect": {"fit": True}}) != []
     assert errors("job", {**job, "gpu": "8xH100"}) != []
+
+
+SERVER = {
+    "name": "offer 7",
+    "gpus": "4xRTX4090",
+    "driver": "550.54.15",
+    "cards": {"pcie_gen": 4, "pcie_lanes": 8, "bar1": "256 MiB"},
+    "placement": [2, 2],
+    "psu": "2x1600:redundant:12v=1440",
+    "host_ram": "512 GB",
+    "environment": {"NCCL_P2P_DISABLE": "1"},
+}
+
+
+def test_a_described_server_is_valid_and_slips_are_not() -> None:
+    assert ServerSpec.read(SERVER).gpus == "4xRTX4090"
+    assert errors("server", SERVER) == []
+    for slip in (
+        {"psu": "many"},
+        {"psu": "2x1600:spare=1:"},
+        {"driver": "new"},
+        {"cards": {"lanes": 8}},
+        {"sockets": 0},
+        {"ram": "512 GB"},
+        {"lanes": "64"},
+    ):
+        assert errors("server", {**SERVER, **slip}) != [], slip
+        with pytest.raises(InputError):
+            ServerSpec.read({**SERVER, **slip})
+
+
+def test_a_calibration_is_valid_and_slips_are_not(tmp_path: Path) -> None:
+    machine = MeasuredMachine(
+        device="cuda", name="H100", gpu="h100-sxm-80gb", gpus=8, torch="2.13.0", backend="nccl"
+    )
+    points = [
+        {"kind": "comm", "op": "all_reduce", "ranks": 8, "bytes": 2**size, "seconds": 1e-5 + 2**size / 3e11,
+         "doubts": []}
+        for size in range(10, 28)
+    ]  # fmt: skip
+    path = tmp_path / "calibration.yaml"
+    path.write_text(calibration(points, machine, date="2026-11-30").yaml(), encoding="utf-8")
+    found = load_yaml(path).data
+    assert errors("calibration", found) == []
+    for slip in ({"kind": "overlay"}, {"machine": {**found["machine"], "device": "tpu"}}, {"colour": "red"}):
+        assert errors("calibration", {**found, **slip}) != [], slip
 
 
 @pytest.mark.parametrize(

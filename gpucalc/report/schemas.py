@@ -16,7 +16,7 @@ from gpucalc.spec.base import Spec
 from gpucalc.spec.check import FITS, QUANTITIES, WARN
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-NAMES = ("job", "model", "gpu", "system", "plan", "check")
+NAMES = ("job", "model", "gpu", "system", "server", "calibration", "plan", "check")
 
 _Schema = dict[str, Any]
 _TEXT: _Schema = {"type": "string"}
@@ -33,12 +33,21 @@ def schema(name: str) -> _Schema:
 
 def _written(name: str) -> _Schema:
     """A file users write: the schema of the class that reads it."""
+    from gpucalc.spec.calibration import CalibrationSpec
     from gpucalc.spec.gpu import GpuSpec
     from gpucalc.spec.job import Job
     from gpucalc.spec.model import ModelSpec
+    from gpucalc.spec.server import ServerSpec
     from gpucalc.spec.system import SystemSpec
 
-    specs: dict[str, type[Spec]] = {"job": Job, "model": ModelSpec, "gpu": GpuSpec, "system": SystemSpec}
+    specs: dict[str, type[Spec]] = {
+        "job": Job,
+        "model": ModelSpec,
+        "gpu": GpuSpec,
+        "system": SystemSpec,
+        "server": ServerSpec,
+        "calibration": CalibrationSpec,
+    }
     found: _Schema = specs[name].model_json_schema()
     if name == "job":
         found["properties"]["expect"] = _expect(warn=True)

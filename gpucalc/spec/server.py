@@ -56,9 +56,19 @@ def parse_psu(text: str) -> tuple[int, float, bool | None, float | None]:
     return int(match[1]), float(match[2]), spare, rail
 
 
-Size = Annotated[str, AfterValidator(_size)]
-Version = Annotated[str, AfterValidator(_version)]
-Psu = Annotated[str, AfterValidator(_supplies)]
+# An editor is told the same as the reader is held to.
+Size = Annotated[str, AfterValidator(_size), Field(json_schema_extra={"examples": ["512 GB", "2 TiB"]})]
+Version = Annotated[
+    str, AfterValidator(_version), Field(json_schema_extra={"pattern": r"^[0-9]+(\.[0-9]+)+"})
+]
+Psu = Annotated[
+    str,
+    AfterValidator(_supplies),
+    Field(
+        description=PSU_GRAMMAR,
+        json_schema_extra={"pattern": f"^[ ]*{_PSU.pattern.replace('x', '[xX]')}[ ]*$"},
+    ),
+]
 Count = Annotated[int, Field(ge=0, le=100_000)]
 Watts = Annotated[float, Field(ge=0, le=1_000_000)]
 
