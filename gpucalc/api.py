@@ -25,7 +25,9 @@ from gpucalc.planner import plan_job, provenance
 
 if TYPE_CHECKING:
     from gpucalc.catalog import Catalog
+    from gpucalc.documents import Estimate
     from gpucalc.jobs import ResolvedJob
+    from gpucalc.layouts import Layouts
     from gpucalc.line import Line
     from gpucalc.scale import Scaling
     from gpucalc.spec.hardware import Cluster
@@ -99,12 +101,33 @@ class Plan(answer.Plan):
         except (Infeasible, InputError):
             return None
 
-    def html(self) -> str:
-        """The page that `gpucalc plan --html` writes."""
-        from gpucalc.report.html.page import page
+    def search(self) -> Layouts | None:
+        """The layouts weighed for what the run leaves auto; None where it leaves nothing to a search."""
+        from gpucalc.layouts import best_layouts
+        from gpucalc.search import AUTO_KEYS, has_auto
+        from gpucalc.spec.job import TrainRun
 
-        known = provenance(self.job, self.catalog)
-        return page(self, cluster=self.cluster, scaling=self.scaling(), provenance=known)
+        run = self.job.run
+        if not isinstance(run, TrainRun) or not has_auto(run):
+            return None
+        held = [f"run.{key}" for key in AUTO_KEYS if getattr(run, key) != "auto"]
+        return best_layouts(self.job, self.catalog, held=held)
+
+    def html(
+        self,
+        *,
+        rules: Sequence[Estimate] = (),
+        origin: Mapping[str, Any] | None = None,
+        search: Layouts | None = None,
+    ) -> str:
+        """The page of `gpucalc plan --html`.
+
+        rules: what `plan --rules` tells; origin: the files read; search: layouts that led to this plan.
+        """
+        from gpucalc.report.html.page import Beside, page
+
+        known = provenance(self.job, self.catalog) if origin is None else origin
+        return page(self, Beside(self.cluster, self.scaling(), search or self.search(), rules, known))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the verdict, the key figures and the memory's stack."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cache
 from html.parser import HTMLParser
+from typing import Any
 
 import fake
 
 import gpucalc
 from gpucalc.plan.answer import Assumption, Level
-from gpucalc.report.html.page import page
+from gpucalc.report.html.page import Beside, page
 
 # One of each kind: what is drawn differs with the task, the verdict, pipeline stages and kinds of card.
-JOBS: dict[str, dict[str, str]] = {
+JOBS: dict[str, dict[str, Any]] = {
     "fits": {"job": "llama-3-8b"},
     "pipeline": {"job": "gpt3-175b-full"},
     "too-large": {"job": "models/llama-3-8b", "gpus": "1xRTX4090"},
     "mixed": {"job": "models/llama-3-8b", "gpus": "4xA100+4xRTX3090"},
+    "searched": {"job": "llama-3-70b", "run": dict.fromkeys(("tp", "pp", "micro_batch"), "auto")},
     "images": {"job": "models/resnet-50", "gpus": "4xA100"},
     "serving": {"job": "serve-gpt-oss-20b"},
     "serving-experts": {"job": "serve-deepseek-v4-flash"},
@@ -33,7 +35,7 @@ HOSTILE = (
 
 @cache
 def answer(name: str) -> gpucalc.Plan:
-    return gpucalc.plan(**JOBS[name])  # type: ignore[arg-type]
+    return gpucalc.plan(**JOBS[name])
 
 
 @cache
@@ -54,7 +56,7 @@ def hostile() -> str:
         memory=replace(fake.plan().memory, note=style, source=image),
         binds=escape,
     )
-    return page(made, provenance={"job": image, "revisions": {script: style}})
+    return page(made, Beside(provenance={"job": image, "revisions": {script: style}}))
 
 
 @dataclass

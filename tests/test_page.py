@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -151,7 +152,7 @@ def test_a_plan_of_many_numbers_is_explained_less_deep() -> None:
         replace(aged(stages[n % len(stages)], 1 + n / 1000), name=f"stage_{n}") for n in range(1, 64)
     )
     wide = replace(answer, memory=replace(answer.memory, children=(stages[0], *many)))
-    text = made(wide, provenance={"gpucalc_version": "0"})
+    text = made(wide)
     assert len(text.encode()) <= LARGEST
     assert "gpucalc explain JOB LINE" in text
     assert Ledger(DEPTHS[-1]).depth == 0
@@ -192,6 +193,9 @@ def test_what_is_drawn_depends_on_what_is_known() -> None:
     speed = {"time", "throughput", "cost"}
     assert speed | {"roofline", "scaling"} <= sections("fits")
     assert not speed & sections("too-large")
+    assert "search" in sections("searched")
+    assert "search" not in sections("fits")
+    assert "unlike" in sections("mixed")
     assert speed | {"cache", "loads", "launch", "roofline"} <= sections("serving")
 
 
@@ -235,6 +239,19 @@ def test_roofline_places_a_block_by_its_flops_and_bytes() -> None:
     assert sum(block.total_s for block in blocks(step)) < step.value
 
 
+def test_the_front_of_a_search_holds_what_none_beats() -> None:
+    answer = pages.answer("searched")
+    found = answer.search()
+    assert found is not None
+    text = pages.html("searched").split('id="search"', 1)[1].split("</section>", 1)[0]
+    assert f"{found.legal:,} legal layouts, {found.fitting:,} of them fit" in text
+    listed = [float(value) for value in re.findall(r'<data value="([\d.]+)">', text)]
+    shown = {one.needed_bytes for one in (*found.front, *found.options)}
+    assert {round(value) for value in listed} == {round(value) for value in shown}
+    assert text.count('class="s0 mark strong"') == 1  # this plan's own layout
+    assert found.options[0].keys["tp"] == answer.layout.tp
+
+
 # -- the command ----------------------------------------------------------------------------------
 
 
@@ -247,6 +264,19 @@ def test_files_are_written_beside_the_answer(tmp_path: Path, capsys: pytest.Capt
     assert html.read_text("utf-8").startswith("<!doctype html>")
     assert svg.read_text("utf-8").startswith("<svg ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.html", "plan.svg"]
+
+
+def test_a_search_is_drawn_on_the_page_of_the_layout_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "best.html"
+    words = ["plan", "llama-3-8b", "--search", "--json", "--html", str(page)]
+    assert main(words) == 0
+    best = json.loads(capsys.readouterr().out)
+    found = pages.read(page.read_text("utf-8"))
+    assert "search" in {given.get("id") for tag, given in found.tags if tag == "section"}
+    memory = [value for where, _, value in found.rows if where == "memory"]
+    assert any(close(value, best["verdict"]["needed_bytes"]) for value in memory)
 
 
 def test_standard_output_holds_the_page_in_place_of_the_report(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,9 +26,10 @@ from gpucalc.commands.base import (
 from gpucalc.errors import ExitCode, UnknownName
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from gpucalc.api import Plan
+    from rich.console import RenderableType
+
     from gpucalc.calibration import CalibratedCatalog
     from gpucalc.documents import Estimate
 
@@ -91,12 +92,15 @@ def plan_command(
         return
 
     if search or rank is not None:
-        with_one = [*files, *(["--calibration"] if calibration is not None else [])]
-        if with_one:
+        if calibration is not None:
             from gpucalc.errors import InputError
 
-            raise InputError("goes with one plan", where=with_one[0], legal="without --search")
-        _searched(job, gpus, task, sets, catalog, model=model, rank=rank, as_json=as_json, strict=strict)
+            raise InputError("goes with one plan", where="--calibration", legal="without --search")
+        printed = _files_wanted(files, as_json)
+        _searched(
+            job, gpus, task, sets, catalog, model=model, rank=rank, as_json=as_json, strict=strict,
+            files=files, printed=printed,
+        )  # fmt: skip
         return
 
     printed = _files_wanted(files, as_json)
@@ -121,8 +125,15 @@ def plan_command(
         told = estimates(answer, cluster)
         answer = warned(answer, [f"gpus/{pool.gpu.id}" for pool in cluster.pools])
     if files:
-        command = _command(job, gpus, task, sets)
-        _write(files, answer, told, origin, command, verdict_only=quiet)
+        from gpucalc.report import table
+
+        shown = table.verdict(answer.verdict) if quiet else table.plan(answer, told)
+        _write(
+            files,
+            _command(job, gpus, task, sets),
+            page=lambda: answer.html(rules=told, origin=origin),
+            report=shown,
+        )
     if as_json:
         from gpucalc.report import json
 
@@ -154,25 +165,18 @@ def _files_wanted(files: Mapping[str, Path], as_json: bool) -> bool:
 
 
 def _write(
-    files: Mapping[str, Path],
-    answer: Plan,
-    told: Sequence[Estimate],
-    origin: Mapping[str, Any],
-    command: str,
-    *,
-    verdict_only: bool,
+    files: Mapping[str, Path], command: str, *, page: Callable[[], str], report: RenderableType
 ) -> None:
-    """Make every file, then write them all."""
+    """Make every file, then write them all: the page, and the report as a picture under its command."""
     from gpucalc.report.files import write
 
     texts: dict[str, str] = {}
     if "--html" in files:
-        texts["--html"] = answer.html(rules=told, origin=origin)
+        texts["--html"] = page()
     if "--svg" in files:
-        from gpucalc.report import table, terminal
+        from gpucalc.report import terminal
 
-        shown = table.verdict(answer.verdict) if verdict_only else table.plan(answer, told)
-        texts["--svg"] = terminal.picture(shown, command)
+        texts["--svg"] = terminal.picture(report, command)
     write({path: texts[flag] for flag, path in files.items() if str(path) != "-"})
     for flag, path in files.items():
         if str(path) == "-":
@@ -200,6 +204,8 @@ def _searched(
     rank: str | None,
     as_json: bool,
     strict: bool,
+    files: Mapping[str, Path],
+    printed: bool,
 ) -> None:
     from gpucalc.catalog import open_catalog
     from gpucalc.commands import progress
@@ -212,14 +218,28 @@ def _searched(
     held = [text.partition("=")[0].strip() for text in sets or ()]
     with progress.shown("layouts") as told:
         found = best_layouts(resolved, known, held=held, rank=rank or "time", progress=told)
+    command = _command(job, gpus, task, sets)
+    if files:
+        from gpucalc.report import layouts
+
+        def page() -> str:
+            """The page of the best layout, planned anew with its settings."""
+            fleet = gpus if found.best.gpus == resolved.fleet.count else found.best.fleet
+            best = [f"run.{key}={value}" for key, value in found.settings().items()]
+            answer, origin = planned(
+                job, fleet, task, [*(sets or ()), *best], None, model=model, advice=True, known=known
+            )
+            return answer.html(origin=origin, search=found)
+
+        _write(files, f"{command} --search", page=page, report=layouts.report(found, command))
     if as_json:
         from gpucalc.report import json
 
         emit_json({**json.plan(found.best, provenance(resolved, known)), "search": found.document()})
-    else:
+    elif not printed:
         from gpucalc.report import layouts
 
-        draw(layouts.report(found, _command(job, gpus, task, sets)))
+        draw(layouts.report(found, command))
     if strict and not found.fitting:
         raise typer.Exit(ExitCode.NO)
 

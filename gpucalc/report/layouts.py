@@ -67,7 +67,7 @@ def _rate(per_second: float) -> str:
 def _table(options: Sequence[Option], own: Option | None) -> RenderableType:
     """Layouts as rows; keys on which none says anything are left out."""
     rows = [*options, *([own] if own is not None else [])]
-    keys = [key for key in HEADS if any(not _idle(key, row.keys) for row in rows)]
+    keys = [key for key in HEADS if any(not idle(key, row.keys) for row in rows)]
     heads = [*(HEADS[key][0] for key in keys), "step", "GiB", ""]
     numbers = [index for index, key in enumerate(keys) if not isinstance(rows[0].keys[key], str)]
     right = (*numbers, len(keys), len(keys) + 1)
@@ -84,7 +84,8 @@ def _table(options: Sequence[Option], own: Option | None) -> RenderableType:
     return table
 
 
-def _idle(key: str, keys: Mapping[str, Any]) -> bool:
+def idle(key: str, keys: Mapping[str, Any]) -> bool:
+    """Whether a key's value says nothing: a degree of one, or what the degrees say already."""
     if key == "schedule":
         return keys[key] in SAID_BY_DEGREES
     idle = HEADS[key][1]

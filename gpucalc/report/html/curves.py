@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpucalc import units
+from gpucalc.layouts import Layouts, Option
 from gpucalc.plan.answer import LoadPoint, Plan
 from gpucalc.report.html.ledger import Ledger
-from gpucalc.report.html.pieces import Row, figure, legend, section, table
-from gpucalc.report.markup import Html, tag
+from gpucalc.report.html.pieces import Row, Section, figure, legend, section, table
+from gpucalc.report.html.tables import LEVELS, set_word
+from gpucalc.report.layouts import HEADS, idle
+from gpucalc.report.markup import tag
 from gpucalc.report.screen import whole
 from gpucalc.report.svg.axes import Axis, linear, logarithmic
 from gpucalc.report.svg.plot import Curve, Point, plot
@@ -18,7 +21,7 @@ from gpucalc.scale import Scaling, Size, rental_price
 # -- scaling --------------------------------------------------------------------------------------
 
 
-def scaling(answer: Plan, found: Scaling | None, ledger: Ledger) -> Html | None:
+def scaling(answer: Plan, found: Scaling | None, ledger: Ledger) -> Section | None:
     """Rate on more and fewer GPUs, against the rate that as many of the smallest would have."""
     if found is None or not found.runs:
         return None
@@ -103,10 +106,86 @@ def _sizes(sizes: Sequence[Size], ledger: Ledger) -> Iterator[Row]:
             )
 
 
+# -- layouts of a search --------------------------------------------------------------------------
+
+
+def layouts(answer: Plan, found: Layouts | None, ledger: Ledger) -> Section | None:
+    """What a search found: layouts none beats in both memory and speed, the fastest, and the job's own."""
+    if found is None or answer.throughput is None or not found.fitting:
+        return None
+    tokens = float(answer.throughput.child("tokens_per_s").value) / float(answer.throughput.value)
+    limit = float(answer.verdict.capacity.value)
+    chosen, own = found.options[0], found.own_option
+    listed = _distinct([*found.front, *found.options, *([own] if own is not None else [])])
+    best = [_named(one) for one in found.front]
+
+    def per_s(one: Option) -> float:
+        return (one.samples_per_s or 0.0) * tokens
+
+    def said(one: Option) -> str:
+        return f"{_named(one)}: {units.gib(one.needed_bytes)}, {whole(per_s(one))} {unit(answer)}/s"
+
+    x = linear([limit, *(one.needed_bytes for one in listed)], start=0.02)
+    y = linear([per_s(one) for one in listed])
+    points = [
+        Point(one.needed_bytes, per_s(one), said(one), class_=class_, strong=one == chosen)
+        for one in listed
+        if one.step_s is not None
+        for class_ in ["s0" if _named(one) in best else "s1" if one == own != chosen else "g2"]
+    ]
+    words = f"{found.legal:,} legal layouts, {found.fitting:,} of them fit"
+    picture = plot(
+        x,
+        y,
+        label=f"Layouts by memory and speed: {words}. {'; '.join(point.title for point in points[:8])}",
+        x_title="memory per GPU",
+        y_title=f"{unit(answer)}/s of all GPUs",
+        x_shown=lambda value: units.gib(value, 0),
+        y_shown=whole,
+        points=points,
+        curves=[
+            Curve([(one.needed_bytes, per_s(one)) for one in found.front], "l0"),
+            Curve([(limit, 0.0), (limit, y.high)], "limit"),
+        ],
+        x_ticks=x.ticks(4, units.GIB),
+    )
+    entries = [("s0", "none is better in both memory and speed"), ("g2", "among the fastest")]
+    if own is not None and own != chosen:
+        entries.append(("s1", "the job's own layout"))
+    caption = f"{words}. The ringed point is this plan; the line at the right is the card's limit."
+    heads = ("layout", "needs", "step", f"{unit(answer)}/s", "verdict")
+    rows = (
+        (
+            tag("b", _named(one)) if one == chosen else _named(one),
+            ledger.value(one.needed_bytes, "bytes"),
+            "" if one.step_s is None else units.seconds(one.step_s),
+            "" if one.step_s is None else whole(per_s(one)),
+            LEVELS[one.level] + (", the job's own" if one == own else ""),
+        )
+        for one in sorted(listed, key=lambda one: -per_s(one))
+    )
+    return section(
+        "search",
+        "Layouts searched",
+        figure(picture, caption, legend(entries)),
+        table("Layouts, the fastest first", heads, rows, numbers=3, name="wide"),
+    )
+
+
+def _distinct(options: Sequence[Option]) -> list[Option]:
+    """The options, each layout once."""
+    return list({_named(one): one for one in options}.values())
+
+
+def _named(one: Option) -> str:
+    """A layout by the keys that say something."""
+    return ", ".join(f"{key} {set_word(one.keys[key])}" for key in HEADS if not idle(key, one.keys))
+
+
 # -- loads of a deployment ------------------------------------------------------------------------
 
 
-def loads(answer: Plan, ledger: Ledger) -> Html | None:
+def loads(answer: Plan, ledger: Ledger) -> Section | None:
     """What a user gets against what a GPU gives, from one request in flight to as many as fit."""
     points = answer.loads
     if len(points) < 2:

@@ -8,7 +8,7 @@ from gpucalc import units
 from gpucalc.plan.answer import Plan, Split
 from gpucalc.report import mixed
 from gpucalc.report.html.ledger import Ledger
-from gpucalc.report.html.pieces import Row, figure, section, table
+from gpucalc.report.html.pieces import Row, Section, figure, section, table
 from gpucalc.report.markup import Html, join, tag
 from gpucalc.report.svg.bars import Bar, Piece, stacks
 from gpucalc.report.svg.topology import Node, topology
@@ -17,7 +17,7 @@ from gpucalc.spec.hardware import Cluster, Pool
 _DRAWN = 64  # GPUs of a node that are told apart
 
 
-def machine(answer: Plan, cluster: Cluster | None, ledger: Ledger) -> Html | None:
+def machine(answer: Plan, cluster: Cluster | None, ledger: Ledger) -> Section | None:
     """The topology section."""
     if cluster is None:
         return None
@@ -37,7 +37,7 @@ def machine(answer: Plan, cluster: Cluster | None, ledger: Ledger) -> Html | Non
     )
 
 
-def unlike(answer: Plan) -> Html | None:
+def unlike(answer: Plan) -> Section | None:
     """The ways of running on unlike cards: each kind's memory in the one that wins, and how they compare."""
     if not answer.splits:
         return None

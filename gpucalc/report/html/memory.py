@@ -10,7 +10,7 @@ from gpucalc.line import Line, value_of
 from gpucalc.plan.answer import Plan
 from gpucalc.plan.memory import meters
 from gpucalc.report.html.ledger import Ledger
-from gpucalc.report.html.pieces import Row, figure, ledger_name, legend, parts_rows, section, table
+from gpucalc.report.html.pieces import Row, Section, figure, ledger_name, legend, parts_rows, section, table
 from gpucalc.report.markup import Html, tag
 from gpucalc.report.svg.bars import Bar, Piece, stacks
 
@@ -41,7 +41,7 @@ _COLOURS = {
 }
 
 
-def memory(answer: Plan, ledger: Ledger) -> Html:
+def memory(answer: Plan, ledger: Ledger) -> Section:
     """The memory section."""
     if answer.serves:
         return _serving(answer, ledger)
@@ -220,7 +220,7 @@ def _meters(answer: Plan) -> Html | None:
     return tag("p", f"{words} nvidia-smi shows {told['device']}.")
 
 
-def _serving(answer: Plan, ledger: Ledger) -> Html:
+def _serving(answer: Plan, ledger: Ledger) -> Section:
     card = _card(answer)
     decided = answer.verdict
     named = ((decided.needed, f"decides: {decided.needed.name}"), (decided.capacity, "limit"))

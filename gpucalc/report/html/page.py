@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from gpucalc.documents import Estimate, headline
 from gpucalc.errors import GpucalcError
+from gpucalc.layouts import Layouts
 from gpucalc.line import Line
 from gpucalc.plan.answer import Plan
 from gpucalc.report.html import curves, head, machine, memory, tables, time
 from gpucalc.report.html.ledger import DEPTHS, Ledger
+from gpucalc.report.html.pieces import Section
 from gpucalc.report.markup import Html, join, tag
 from gpucalc.scale import Scaling
 from gpucalc.spec.hardware import Cluster
@@ -23,22 +26,25 @@ from gpucalc.spec.hardware import Cluster
 LARGEST = 300_000  # bytes of a page
 
 
-def page(
-    answer: Plan,
-    *,
-    cluster: Cluster | None = None,
-    scaling: Scaling | None = None,
-    rules: Sequence[Estimate] = (),
-    provenance: Mapping[str, Any] | None = None,
-) -> str:
-    """The document, within `LARGEST` bytes: a plan of very many numbers explains them less deep.
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a page shows beside the plan, each where it is known.
 
-    Without a cluster there is no roofline and no topology, without a scaling no curve.
+    cluster: roofline and topology. scaling: the curve. search: the layouts it weighed. rules: planning
+    documents' estimates, one where none are given. provenance: files and revisions.
     """
-    tries = [(depth, full) for full in (True, False) for depth in (DEPTHS if not full else DEPTHS[:1])]
-    for depth, full in tries:
-        ledger = Ledger(depth, full=full)
-        document = _document(answer, ledger, cluster, scaling, rules, provenance or {})
+
+    cluster: Cluster | None = None
+    scaling: Scaling | None = None
+    search: Layouts | None = None
+    rules: Sequence[Estimate] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def page(answer: Plan, beside: Beside | None = None) -> str:
+    """The document, within `LARGEST` bytes: a plan of very many numbers explains them less deep."""
+    for depth, full in ((DEPTHS[0], True), *((depth, False) for depth in DEPTHS)):
+        document = _document(answer, Ledger(depth, full=full), beside or Beside())
         if len(document.encode()) <= LARGEST:
             return document
     raise GpucalcError(f"this plan's page would be larger than {LARGEST:,} bytes")
@@ -50,27 +56,17 @@ def fragment(answer: Plan) -> str:
     return str(join(_style(), tag("div", body, class_="gpucalc fragment")))
 
 
-def _document(
-    answer: Plan,
-    ledger: Ledger,
-    cluster: Cluster | None,
-    scaling: Scaling | None,
-    rules: Sequence[Estimate],
-    known: Mapping[str, Any],
-) -> str:
-    verdict = tag(
-        "section", tag("h2", "Verdict", id="verdict-title", class_="off"), head.verdict(answer, ledger),
-        id="verdict", aria_labelledby="verdict-title",
-    )  # fmt: skip
-    sections = [verdict, *_sections(answer, ledger, cluster, scaling, rules, known)]
-    named = [(str(part).split('id="', 1)[1].split('"', 1)[0], part) for part in sections]
-    links = (tag("li", tag("a", _heading(part), href=f"#{id_}")) for id_, part in named)
+def _document(answer: Plan, ledger: Ledger, beside: Beside) -> str:
+    verdict = Section("verdict", "Verdict", head.verdict(answer, ledger), hidden=True)
+    sections = [verdict, *_sections(answer, ledger, beside)]
+    links = (tag("li", tag("a", part.title, href=f"#{part.id}")) for part in sections)
     nav = tag("nav", tag("ul", links), aria_label="Sections")
-    foot = _foot(known, ledger)
+    main = tag("main", (part.markup for part in sections))
+    foot = _foot(beside.provenance, ledger)
     body = tag(
         "body",
         tag("a", "Skip to the verdict", href="#verdict", class_="skip"),
-        tag("div", head.head(answer), nav, tag("main", sections), foot, class_="gpucalc page"),
+        tag("div", head.head(answer), nav, main, foot, class_="gpucalc page"),
     )
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     meta = join(
@@ -84,40 +80,30 @@ def _document(
     return f"<!doctype html>\n{tag('html', tag('head', meta), body, lang='en')}"
 
 
-def _sections(
-    answer: Plan,
-    ledger: Ledger,
-    cluster: Cluster | None,
-    scaling: Scaling | None,
-    rules: Sequence[Estimate],
-    known: Mapping[str, Any],
-) -> Iterator[Html]:
+def _sections(answer: Plan, ledger: Ledger, beside: Beside) -> Iterator[Section]:
     found = (
         memory.memory(answer, ledger),
         tables.cache(answer, ledger),
         tables.launch(answer),
         time.time(answer, ledger),
-        time.roofline(answer, ledger, _bandwidth(cluster)),
+        time.roofline(answer, ledger, _bandwidth(beside.cluster)),
         tables.throughput(answer, ledger),
         curves.loads(answer, ledger),
-        curves.scaling(answer, scaling, ledger),
+        curves.scaling(answer, beside.scaling, ledger),
+        curves.layouts(answer, beside.search, ledger),
         tables.reliability(answer, ledger),
         tables.cost(answer, ledger),
         machine.unlike(answer),
         tables.actions(answer),
-        machine.machine(answer, cluster, ledger),
-        tables.documents(rules or (headline(answer),), ledger),
+        machine.machine(answer, beside.cluster, ledger),
+        tables.documents(beside.rules or (headline(answer),), ledger),
         tables.assumptions(answer, ledger),
         tables.notes(answer),
         tables.formulas(ledger),
         tables.sources(ledger),
-        tables.provenance(known),
+        tables.provenance(beside.provenance),
     )
     yield from (part for part in found if part is not None)
-
-
-def _heading(part: Html) -> Html:
-    return Html(str(part).split("<h2", 1)[1].split(">", 1)[1].split("</h2>", 1)[0])
 
 
 def _bandwidth(cluster: Cluster | None) -> Line | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from gpucalc import units
 from gpucalc.line import Line
@@ -13,11 +14,25 @@ from gpucalc.report.screen import breakdown
 Row = Sequence[Content]
 
 
-def section(id_: str, title: str, *content: Content) -> Html:
-    """A part of the page with its heading."""
-    return tag(
-        "section", tag("h2", title, id=f"{id_}-title"), content, id=id_, aria_labelledby=f"{id_}-title"
-    )
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page, under a heading that the list of sections names too."""
+
+    id: str
+    title: str
+    content: Html
+    hidden: bool = False  # its heading is read out, not shown
+
+    @property
+    def markup(self) -> Html:
+        """The section as an element."""
+        heading = tag("h2", self.title, id=f"{self.id}-title", class_="off" if self.hidden else None)
+        return tag("section", heading, self.content, id=self.id, aria_labelledby=f"{self.id}-title")
+
+
+def section(id_: str, title: str, *content: Content) -> Section:
+    """A part of the page."""
+    return Section(id_, title, join(*content))
 
 
 def table(

@@ -10,7 +10,7 @@ from gpucalc.documents import Estimate
 from gpucalc.formula import FORMULAS
 from gpucalc.plan.answer import Level, Plan
 from gpucalc.report.html.ledger import Ledger
-from gpucalc.report.html.pieces import Row, facts_rows, section, table
+from gpucalc.report.html.pieces import Row, Section, facts_rows, section, table
 from gpucalc.report.markup import Html, join, tag
 from gpucalc.report.screen import whole
 from gpucalc.report.table import assumed_figures
@@ -18,7 +18,7 @@ from gpucalc.report.table import assumed_figures
 LEVELS = {Level.FITS: "fits", Level.MARGINAL: "marginal", Level.DOES_NOT_FIT: "does not fit"}
 
 
-def throughput(answer: Plan, ledger: Ledger) -> Html | None:
+def throughput(answer: Plan, ledger: Ledger) -> Section | None:
     """Rates and utilisation."""
     tree = answer.throughput
     if tree is None:
@@ -32,7 +32,7 @@ def throughput(answer: Plan, ledger: Ledger) -> Html | None:
     return section("throughput", "Throughput", rates, tag("p", error) if error else None)
 
 
-def cost(answer: Plan, ledger: Ledger) -> Html | None:
+def cost(answer: Plan, ledger: Ledger) -> Section | None:
     """Hours, energy and money."""
     if answer.cost is None:
         return None
@@ -41,7 +41,7 @@ def cost(answer: Plan, ledger: Ledger) -> Html | None:
     return section("cost", "Cost", _facts(title, rows))
 
 
-def reliability(answer: Plan, ledger: Ledger) -> Html | None:
+def reliability(answer: Plan, ledger: Ledger) -> Section | None:
     """What failures leave of a long run."""
     if answer.reliability is None:
         return None
@@ -49,7 +49,7 @@ def reliability(answer: Plan, ledger: Ledger) -> Html | None:
     return section("reliability", "Reliability", _facts("Goodput and what it rests on", rows))
 
 
-def cache(answer: Plan, ledger: Ledger) -> Html | None:
+def cache(answer: Plan, ledger: Ledger) -> Section | None:
     """What the cache of a deployment costs and holds."""
     if answer.cache is None:
         return None
@@ -62,7 +62,7 @@ def _facts(title: str, rows: Iterable[Row]) -> Html:
     return table(title, ("item", "value", "what it is"), rows, numbers=1, name="facts")
 
 
-def launch(answer: Plan) -> Html | None:
+def launch(answer: Plan) -> Section | None:
     """The engine's own command."""
     if answer.launch is None:
         return None
@@ -71,7 +71,7 @@ def launch(answer: Plan) -> Html | None:
     return section("launch", words, tag("pre", tag("code", answer.launch), tabindex=0))
 
 
-def actions(answer: Plan) -> Html | None:
+def actions(answer: Plan) -> Section | None:
     """Changes worth making, each planned again."""
     if not answer.actions:
         return None
@@ -99,7 +99,7 @@ def set_word(value: object) -> str:
     return "null" if value is None else str(value)
 
 
-def documents(estimates: Sequence[Estimate], ledger: Ledger) -> Html:
+def documents(estimates: Sequence[Estimate], ledger: Ledger) -> Section:
     """What planning documents' rules say of the same."""
     rows = (
         (
@@ -115,7 +115,7 @@ def documents(estimates: Sequence[Estimate], ledger: Ledger) -> Html:
     return section("documents", "By planning documents' rules", beside)
 
 
-def assumptions(answer: Plan, ledger: Ledger) -> Html | None:
+def assumptions(answer: Plan, ledger: Ledger) -> Section | None:
     """Everything nobody stated: keys that can be set, and figures that are guesses."""
     keys = [(tag("code", _setting(item.key, item.value)), item.why) for item in answer.assumptions]
     facts = list(facts_rows(ledger, assumed_figures(answer)))
@@ -133,14 +133,14 @@ def _setting(key: str, value: object) -> str:
     return key if value == "" else f"{key} = {set_word(value)}"
 
 
-def notes(answer: Plan) -> Html | None:
+def notes(answer: Plan) -> Section | None:
     """What else there is to say."""
     if not answer.notes:
         return None
     return section("notes", "Notes", tag("ul", (tag("li", note) for note in answer.notes)))
 
 
-def formulas(ledger: Ledger) -> Html | None:
+def formulas(ledger: Ledger) -> Section | None:
     """Every formula this page was worked out with."""
     if not ledger.formulas:
         return None
@@ -162,7 +162,7 @@ def formulas(ledger: Ledger) -> Html | None:
     return section("formulas", "Formulas", _folded(words, listed))
 
 
-def sources(ledger: Ledger) -> Html | None:
+def sources(ledger: Ledger) -> Section | None:
     """Every source cited, by its number."""
     if not ledger.sources:
         return None
@@ -176,7 +176,7 @@ def _folded(words: str, content: Html) -> Html:
     return tag("details", tag("summary", words), content)
 
 
-def provenance(known: Mapping[str, Any]) -> Html | None:
+def provenance(known: Mapping[str, Any]) -> Section | None:
     """Which files, in which revision, the answer came from."""
     if not known:
         return None

@@ -10,8 +10,17 @@ from gpucalc import units
 from gpucalc.line import Line, value_of
 from gpucalc.plan.answer import Plan
 from gpucalc.report.html.ledger import Ledger
-from gpucalc.report.html.pieces import Row, facts_rows, figure, legend, parts, parts_rows, section, table
-from gpucalc.report.markup import Html
+from gpucalc.report.html.pieces import (
+    Row,
+    Section,
+    facts_rows,
+    figure,
+    legend,
+    parts,
+    parts_rows,
+    section,
+    table,
+)
 from gpucalc.report.screen import quantity, whole
 from gpucalc.report.svg.axes import logarithmic
 from gpucalc.report.svg.bars import Bar, Piece, strip, waterfall
@@ -45,7 +54,7 @@ def kind_of(name: str) -> str:
     return next((kind for kind, words in _WORDS if any(word in name for word in words)), "compute")
 
 
-def time(answer: Plan, ledger: Ledger) -> Html | None:
+def time(answer: Plan, ledger: Ledger) -> Section | None:
     """The time section; a plan that cannot run has none."""
     if answer.time is None:
         return None
@@ -186,7 +195,7 @@ def _input(line: Line, key: str, depth: int = 1) -> float:
     return 0.0
 
 
-def roofline(answer: Plan, ledger: Ledger, bandwidth: Line | None) -> Html | None:
+def roofline(answer: Plan, ledger: Ledger, bandwidth: Line | None) -> Section | None:
     """Where the blocks that take longest stand under the card's roofs."""
     if answer.time is None or bandwidth is None:
         return None
