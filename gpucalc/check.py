@@ -411,7 +411,7 @@ _SERVED_AS = {
 
 
 def _named(plan: Plan, names: Sequence[str]) -> Line | None:
-    groups = (plan.throughput, plan.cost, plan.cache)
+    groups = (plan.throughput, plan.cost, plan.cache, plan.reliability)
     held = [line for group in groups if group is not None for line in (group, *group.children)]
     return next((line for name in names for line in held if line.name == name), None)
 
@@ -420,6 +420,8 @@ def _why_unknown(plan: Plan, asked: Expectation) -> str:
     if asked.key not in ("kv_tokens", "max_concurrency") and plan.throughput is None:
         fits = plan.verdict.level is not Level.DOES_NOT_FIT
         return "the plan has no speed" if fits else "the plan does not fit and has no speed"
+    if asked.key == "goodput":
+        return "failures are shown of runs with run.tokens, or on 256 GPUs and more"
     if asked.key == "cost":
         return "no price or power is known for these GPUs"
     return f"a plan of {'serving' if plan.serves else 'training'} has no {asked.unit.measure}"

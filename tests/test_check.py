@@ -63,6 +63,8 @@ def held(text: str, write: Callable[..., str], **more: Any) -> Report:
         ("mfu", "38 % +-5 %", "within", 38, 0.01),
         ("ttft_ms", "<=200", "<=", 200, 1e-3),
         ("cost", "<=0.2 USD/Mtok", "<=", 0.2, 1),
+        ("cost", "<=100 kg", "<=", 100, 1),
+        ("goodput", ">=95 %", ">=", 95, 0.01),
         ("gpus", 8, "==", 8, 1),
         ("gpus", "<=16", "<=", 16, 1),
         ("kv_tokens", ">=1e5", ">=", 1e5, 1),
@@ -421,6 +423,18 @@ def test_a_missing_folder_is_said_before_anything_is_planned(
     assert main(["check", write(JOB), "--format", "json", "-o", "nowhere/a.json"]) == 2
     assert "the folder is missing" in capsys.readouterr().err
     assert not Path("nowhere").exists()
+
+
+def test_goodput_and_carbon_are_held_where_the_plan_says_them(
+    write: Callable[..., str], capsys: Capture
+) -> None:
+    long = JOB.replace("task: train,", "task: train, tokens: 1000000000,")
+    assert long != JOB
+    assert main(["check", write(long + "expect: {goodput: '>=90 %', cost: '<=1e9 kg'}\n")]) == 0
+    assert main(["check", write(long + "expect: {goodput: '>=99.9999 %'}\n")]) == 1
+    capsys.readouterr()
+    assert main(["check", write(JOB + "expect: {goodput: '>=90 %'}\n")]) == 1
+    assert "run.tokens" in capsys.readouterr().out
 
 
 def test_a_device_is_written_to_not_replaced(write: Callable[..., str]) -> None:

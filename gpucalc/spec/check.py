@@ -85,6 +85,7 @@ _MONEY = {
     "gpu h": Unit("gpu_hours", 1.0, "GPU h"),
     "kwh": Unit("energy", 1.0, "kWh"),
     "days": Unit("days", 1.0, "days"),
+    "kg": Unit("carbon", 1.0, "kg"),
 }
 
 QUANTITIES: dict[str, Quantity] = {
@@ -108,7 +109,8 @@ QUANTITIES: dict[str, Quantity] = {
         ),
         Quantity("mfu", "model FLOPs over the dense peak", _fraction("mfu")),
         Quantity("hfu", "FLOPs done, recomputed ones too, over the dense peak", _fraction("hfu")),
-        Quantity("cost", "money, GPU hours or energy; the unit says which", _MONEY, bare=False),
+        Quantity("cost", "money, GPU hours, energy or carbon; the unit says which", _MONEY, bare=False),
+        Quantity("goodput", "share of wall time that failures and checkpoints leave", _fraction("goodput")),
         Quantity("ttft_ms", "time to the first token", _seconds("ttft", "ms")),
         Quantity("tpot_ms", "time per output token", _seconds("tpot", "ms")),
         Quantity("kv_tokens", "tokens the cache holds", _count("kv_tokens", "tokens", "")),
