@@ -145,3 +145,18 @@ def test_deepspeed_pipelines_open_more_communicators() -> None:
     # all ranks, tensor x pipeline, neighbours (one at the ends, two between), and the ends' tied table
     assert opened("deepspeed", tp=2) == [3 + 1 + 1 + 1 + 1, 3 + 1 + 1 + 2, 3 + 1 + 1 + 2, 3 + 1 + 1 + 1 + 1]
     assert opened("deepspeed") == [2 + 1 + 1 + 1, 2 + 1 + 2, 2 + 1 + 2, 2 + 1 + 1 + 1]
+
+
+# --- frozen weights under FSDP -----------------------------------------------------------------------------
+
+
+def test_fsdp2_has_no_gradients_of_frozen_weights() -> None:
+    layer, tables = 4 * HIDDEN**2 + 3 * HIDDEN * FFN + 2 * HIDDEN, 2 * VOCAB * HIDDEN
+    shared: dict[str, Any] = {"framework": "fsdp", "method": "lora", "fused_kernels": True}
+    held = phases(4, **shared)
+    # the root's tables, this layer and the next, in 16 bit
+    assert held["backward"].child("gathered_weights").value == 2 * (tables + 2 * layer)
+    wrapped = phases(4, **shared, wrap_tables=True)
+    assert wrapped["backward"].child("gathered_weights").value == 2 * (layer + max(layer, tables // 2))
+    older = phases(4, **shared, year=2023)["backward"]  # one flat parameter a layer, adapters among it
+    assert older.child("gathered_weights_and_gradients").value > 2 * (tables + 2 * layer)

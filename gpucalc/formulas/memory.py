@@ -250,6 +250,15 @@ def fsdp_wrapped_backward_unresharded_bytes(
     )
 
 
+@formula(
+    unit="bytes",
+    source="FSDP2 makes and reduces gradients of trained parameters alone (torch 2.13, _fsdp_param_group.py)",
+)
+def fsdp_frozen_backward_bytes(*, layer_params: Num, other_params: Num, element_bytes: Num) -> Num:
+    """Frozen weights gathered while a layer runs backward: its own, and those that stay or come next."""
+    return element_bytes * (layer_params + other_params)
+
+
 @formula(unit="bytes", source=FSDP2)
 def fsdp_end_bytes(*, root_params: Num, layer_params: Num, element_bytes: Num, reduce_bytes: Num) -> Num:
     """The end of backward: root gradients copied into their reduce-scatter input."""

@@ -10,12 +10,14 @@ from gpucalc.formulas import memory as mem
 from gpucalc.formulas import optimizers as opt
 from gpucalc.graph import Attention, Mlp, Moe
 from gpucalc.line import Line, choose, compute, largest_of, total
-from gpucalc.num import where
+from gpucalc.num import maximum, where
 from gpucalc.plan import allowances
 from gpucalc.plan.activation import probability_bytes, softmax_bytes
 from gpucalc.plan.kept import full_layer, widest_run
 from gpucalc.plan.rank import Rank
 from gpucalc.plan.stages import LayerRun, block_linears
+
+PARAMETER_SHARDING_YEAR = 2024  # FSDP2 came with torch 2.4 of July 2024; torchtune took it at once
 
 
 def loss_transients(rank: Rank) -> tuple[Line, ...]:
@@ -314,6 +316,8 @@ def backward_transients(rank: Rank) -> tuple[Line, ...]:
     recipe = rank.recipe
     if recipe.framework == "deepspeed":
         return (_deepspeed_live(rank),)
+    if _frozen_apart(rank):
+        return (_frozen_gathered(rank),)
     formula: Callable[..., Any]
     sizes: dict[str, Any] = {
         "layer_params": rank.layer_params(),
@@ -334,11 +338,35 @@ def backward_transients(rank: Rank) -> tuple[Line, ...]:
     return (compute("gathered_weights_and_gradients", formula, **sizes),)
 
 
+def _frozen_apart(rank: Rank) -> bool:
+    """Whether frozen weights have no gradient: FSDP2 shards each parameter, FSDP1 flattens a layer's."""
+    return rank.recipe.adapters is not None and rank.recipe.year >= PARAMETER_SHARDING_YEAR
+
+
+def _frozen_gathered(rank: Rank) -> Line:
+    """Frozen weights gathered while a layer runs backward beside its adapters."""
+    recipe, layer, root = rank.recipe, rank.layer_params(), rank.root_params()
+    ahead = (root + layer) if recipe.wrapped_root else maximum(root, layer)
+    if not recipe.reshard:
+        ahead = root + (rank.stage.depth - 1) * layer
+    if recipe.adapters is not None and recipe.adapters.trained_embeddings:
+        ahead = ahead + rank.stage.head.sharded / rank.layout.tp  # its gradient
+    return compute(
+        "gathered_weights",
+        mem.fsdp_frozen_backward_bytes,
+        layer_params=layer,
+        other_params=ahead,
+        element_bytes=recipe.compute_bytes,
+    )
+
+
 def end_transients(rank: Rank) -> tuple[Line, ...]:
     """The root group's gradients as they are reduced, under full sharding."""
-    if not rank.gathers or rank.recipe.framework == "deepspeed":
-        return ()
     recipe = rank.recipe
+    if not rank.gathers or recipe.framework == "deepspeed":
+        return ()
+    if _frozen_apart(rank) and recipe.adapters is not None and not recipe.adapters.trained_embeddings:
+        return ()
     return (
         compute(
             "root_gradients",
