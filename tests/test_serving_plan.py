@@ -326,6 +326,21 @@ def test_attention_ranks_are_a_part_of_the_tensor_group_of_two_engines() -> None
     assert "--extra_llm_api_options options.yaml" in (trtllm.launch or "")
 
 
+def test_what_one_command_cannot_say_is_said() -> None:
+    wide = served("deepseek-r1", "2x8xh100-sxm-80gb", "run.tp=8", "run.pp=2")
+    assert any(note.startswith("a copy spans 2 nodes: start Ray on every node") for note in wide.notes)
+    inside = served("deepseek-r1", "8xh200-sxm-141gb", "run.tp=8")
+    assert not any("a copy spans" in note for note in inside.notes)
+    split = served("llama-3.1-8b", "4xh100-sxm-80gb", "run.tp=1", "run.prefill_replicas=1")
+    assert any("copies that compute prompts: 1, that decode: 3" in note for note in split.notes)
+    sets = ("run.num_speculative_tokens=3", "run.acceptance_rate=0.7")
+    drafted = served("llama-3.1-8b", "1xh100-sxm-80gb", *sets)
+    assert any("its weights and cache are not counted" in note for note in drafted.notes)
+    shown = render(table.plan(drafted), color=False)
+    assert "tensor" not in shown
+    assert re.search(r"products +\d", shown), "the pass that verifies is shown part by part"
+
+
 def test_flags_newer_than_the_version_are_left_out() -> None:
     sets = ("run.tp=8", "run.decode_context_parallel=8")
     old = served("deepseek-r1", "8xh200-sxm-141gb", *sets, "run.version=0.9.0")

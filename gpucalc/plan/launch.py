@@ -16,9 +16,15 @@ HALF_BYTES = 2  # of a 16-bit number; a cache below is quantised
 
 
 def launch_line(
-    engine: EngineSpec, layout: ServeLayout, recipe: ServeRecipe, spec: ModelSpec, run: ServeRun
+    engine: EngineSpec,
+    layout: ServeLayout,
+    recipe: ServeRecipe,
+    spec: ModelSpec,
+    run: ServeRun,
+    *,
+    nodes: int,
 ) -> tuple[str | None, tuple[str, ...]]:
-    """One engine's command, and what is left to do by hand. replicas each run it.
+    """One engine's command, and what is left to do by hand. replicas each run it, on so many nodes.
 
     None where the engine has no server of its own.
     """
@@ -59,6 +65,8 @@ def launch_line(
             command = f"{made_first} && {command} {launch.options_flag.flag} {OPTIONS_FILE}"
         else:
             wanting.append(f"{engine.name} {recipe.version} takes no file of options for {options}")
+    if nodes > 1 and launch.several_nodes is not None:
+        wanting.append(f"a copy spans {nodes} nodes: {launch.several_nodes}")
     return command, (*wanting, *_by_hand(recipe, layout))
 
 
@@ -66,11 +74,14 @@ def _by_hand(recipe: ServeRecipe, layout: ServeLayout) -> list[str]:
     """What a plan holds that one command cannot say."""
     told = []
     if recipe.traffic.drafts:
-        told.append("the launch line leaves speculation out: the draft model is yours to name")
+        told.append(
+            "the launch line leaves speculation out, as the draft model is yours to name; its weights and"
+            " cache are not counted"
+        )
     if recipe.traffic.prefill_replicas:
         decoding = layout.replicas - recipe.traffic.prefill_replicas
         told.append(
-            f"{recipe.traffic.prefill_replicas} of the copies compute prompts and {decoding} decode;"
+            f"copies that compute prompts: {recipe.traffic.prefill_replicas}, that decode: {decoding};"
             " how they hand the cache over is left out of the launch line"
         )
     return told

@@ -101,7 +101,8 @@ def evaluate_serving(
         told += [why] if why else []
         told += list(time.notes) if time is not None else []
     told += [*arriving, *_cache_notes(found)]
-    launch, wanting = launch_line(engine, found.layout, found.recipe, subject.spec, run)
+    nodes = -(-found.layout.engine_gpus // cluster.gpus_per_node)
+    launch, wanting = launch_line(engine, found.layout, found.recipe, subject.spec, run, nodes=nodes)
     told += wanting
     stated = {item.key for item in assumptions}
     own = tuple(item for item in found.assumptions if item.key not in stated)

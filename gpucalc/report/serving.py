@@ -31,6 +31,8 @@ PHASE = "serve"
 
 def recipe_words(recipe: ServeRecipe) -> str:
     """The engine and what it is told, in one line."""
+    if recipe.of_images:
+        return f"forward alone, {clean(recipe.dtype)}, batch {recipe.concurrency} on every GPU"
     words = [
         f"{recipe.engine} {recipe.version}",
         f"weights {recipe.weights.name}",
@@ -126,6 +128,10 @@ def decode_pass(answer: Plan) -> RenderableType:
     """Where the time between two tokens goes: the parts of a pass that only decodes."""
     assert answer.time is not None
     step = next((line for line in answer.time.children if line.children), answer.time)
+    while len(step.children) == 1 and step.children[0].children:  # the pass that verifies drafts
+        step = step.children[0]
+    if answer.recipe.of_images:
+        step = answer.time
     table = grid("left", "right", "right", "left")
     for level, part, amount in ((-1, step, float(step.value)), *breakdown(step, 2)):
         share = amount / step.value if step.value else 0.0
@@ -139,6 +145,8 @@ def decode_pass(answer: Plan) -> RenderableType:
                 bar(share, _BAR),
             )
     words = f"One decoding pass at {answer.recipe.concurrency} requests in flight, bound by {answer.binds}"
+    if answer.recipe.of_images:
+        words = f"One forward pass of {answer.recipe.concurrency} a GPU, bound by {answer.binds}"
     return Group(heading(words), indent(table))
 
 

@@ -169,6 +169,7 @@ class Launch(Spec):
     source: tuple[str, ...]
     options: dict[str, str] = Field(default_factory=dict)
     options_flag: LaunchFlag | None = None
+    several_nodes: str | None = None  # what a copy over several machines needs beside
     quantizations: dict[str, str] = Field(default_factory=dict)  # our names and the engine's, where it asks
     kv_dtypes: dict[str, str] = Field(default_factory=dict)
 
