@@ -9,6 +9,7 @@ import pytest
 from gpucalc.builders.build import build_graph
 from gpucalc.catalog import open_catalog
 from gpucalc.line import Line
+from gpucalc.plan.host import host_memory
 from gpucalc.plan.memory import memory_peak, meters
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
 from gpucalc.plan.time import step_time
@@ -160,3 +161,18 @@ def test_fsdp2_has_no_gradients_of_frozen_weights() -> None:
     assert wrapped["backward"].child("gathered_weights").value == 2 * (layer + max(layer, tables // 2))
     older = phases(4, **shared, year=2023)["backward"]  # one flat parameter a layer, adapters among it
     assert older.child("gathered_weights_and_gradients").value > 2 * (tables + 2 * layer)
+
+
+# --- the host ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "each"), [("paged-adamw", 8), ("paged-adamw-8bit", 2 * (1 + 4 / 2048))])
+def test_paged_states_are_the_hosts(name: str, each: float) -> None:
+    assert "optimizer_states" not in names(phases(optimizer=name)["step"])
+    settled, _ = settle(
+        TrainRun.read({"framework": "ddp", "seq_len": 256, "micro_batch": 1, "optimizer": name})
+    )
+    layout, _ = resolve_layout(settled, GRAPH, gpus=4)
+    host = host_memory(GRAPH, layout, resolve_recipe(settled, GRAPH), ranks=4, nodes=1)
+    assert host is not None
+    assert host.child("step").child("paged_states").value == 4 * PARAMS * each  # every rank has its own

@@ -9,6 +9,7 @@ from gpucalc.num import Num
 from gpucalc.plan import allowances
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.memory import kept_activations
+from gpucalc.plan.resolve import PAGED_STATE_BYTES
 from gpucalc.plan.stages import Params, block_linears, stages
 
 MASTER_GRADIENT_BYTES = 4  # DeepSpeed's optimizer on the host steps fp32 gradients
@@ -30,6 +31,9 @@ def host_memory(graph: Graph, layout: Layout, recipe: Recipe, *, ranks: int, nod
         if "optimizer" in recipe.offload:
             trained = _trained(held, graph, recipe) * shares
             states.append(_held("offloaded_states", trained, _state_bytes(recipe)))
+    if recipe.optimizer in PAGED_STATE_BYTES:  # where the GPU is full, all of it
+        trained = _trained(held, graph, recipe) * shares
+        states.append(_held("paged_states", trained, PAGED_STATE_BYTES[recipe.optimizer]))
     if "activations" in recipe.offload:
         states.append(_held("offloaded_activations", kept_activations(graph, layout, recipe).value, ranks))
     phases = tuple(

@@ -50,6 +50,9 @@ QUANTISED_STATE_BYTES = {
     "lion-8bit": 1 + 4 / 2048,
 }
 
+# The same of states in unified memory, which the host must have room for.
+PAGED_STATE_BYTES = {"paged-adamw": 8.0, "paged-adamw-8bit": QUANTISED_STATE_BYTES["adamw-8bit"]}
+
 # Frozen base: bytes per parameter of its linears. NF4: a byte pair plus one fp32 scale per 64, or an
 # 8-bit scale per 64 and one fp32 per 256 of those; GPTQ: 4 bits, fp16 scale and 4-bit zero per 128.
 BASE_BYTES = {
