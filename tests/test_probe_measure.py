@@ -225,6 +225,41 @@ def test_places_among_ranks() -> None:
             place({**torchrun, **broken})
 
 
+TORCHRUN = {
+    "RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True",
+}  # fmt: skip
+RAY = {"RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8", "NODE_RANK": "1",
+       "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "41233"}  # fmt: skip
+OPERATOR = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "probe-master-0", "MASTER_PORT": "23456",
+            "KUBERNETES_PORT": "tcp://10.0.0.1:443", "PYTHONUNBUFFERED": "0"}  # fmt: skip
+INDEXED = {"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "probe-0.probe",
+           "KUBERNETES_PORT": "tcp://10.0.0.1:443"}  # fmt: skip
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "11", "OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+          "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "MASTER_ADDR": "node0"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank", "ranks", "local", "nodes", "meeting"),
+    [
+        (TORCHRUN, 11, 16, 3, 2, "env://"),
+        (RAY, 11, 16, 3, 2, "env://"),
+        (OPERATOR, 1, 2, 0, None, "env://"),
+        (INDEXED, 1, 2, 0, None, "tcp://probe-0.probe:20000"),
+        (MPIRUN, 11, 16, 3, 2, "tcp://node0:20000"),
+    ],
+    ids=["torchrun", "ray", "kubernetes operator", "kubernetes indexed job", "mpirun"],
+)
+def test_what_each_starter_tells(
+    environment: dict[str, str], rank: int, ranks: int, local: int, nodes: int | None, meeting: str
+) -> None:
+    found = place(environment)
+    assert found is not None
+    assert (found.rank, found.ranks, found.local_rank) == (rank, ranks, local)
+    assert (found.nodes, found.rendezvous) == (nodes, meeting)
+
+
 def test_samples_say_what_is_doubtful() -> None:
     steady = summary([1.0, 1.01, 0.99, 1.02, 0.98], 10)
     assert steady.median_s == pytest.approx(0.1)

@@ -1,4 +1,4 @@
-"""Where a process stands among the ranks: what torchrun, srun and mpirun put into the environment."""
+"""Where a process stands among the ranks: what torchrun, srun, mpirun, Ray or Kubernetes tell it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from gpucalc.errors import InputError
 
 # rank, ranks, rank on this node; ranks on this node and nodes, where the starter tells them. torchrun's
-# names are also those of Kubernetes' training operator and of Ray. Slurm's are those of a step: a batch
-# script has a rank and tasks too, and is one process.
+# names are also those of Kubernetes' training operator, whose pods are ranks, and of Ray. Slurm's are those of
+# a step: a batch script has a rank and tasks too, and is one process. An indexed Kubernetes job tells a pod its
+# place alone: the rest is the manifest's.
 _NAMES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES"),
@@ -20,6 +21,7 @@ _NAMES = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
         "",
     ),
+    ("JOB_COMPLETION_INDEX", "WORLD_SIZE", "", "", ""),
 )
 _PORTS = 10_000  # Slurm job numbers are spread over so many ports, from 20000 up
 
