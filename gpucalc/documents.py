@@ -98,12 +98,16 @@ def _why_memory(plan: Plan, batch: int, ruled: float) -> str:
         return "close by chance: what it leaves out and what it counts too often are as large"
     if ruled < plan.verdict.needed.value:
         left_out = (
-            "it leaves out cache and engine" if plan.serves else "it leaves out gradients and activations"
+            "it leaves out gradients and activations"
+            if not plan.serves
+            else "it leaves out cache and engine"
+            if plan.cache is not None
+            else "it leaves out activations"
         )
         divided = ", and divides by all cards what each of them holds whole" if _copies(plan) > 1 else ""
         return left_out + divided
     if _active(plan).value * batch >= plan.model.value:
-        instead = "cache" if plan.serves else "activations"
+        instead = "cache" if plan.cache is not None else "activations"
         return f"it counts the active weights anew for each of {batch} samples, in place of {instead}"
     return "it counts 4 bytes a weight, whatever the weights are stored in"
 

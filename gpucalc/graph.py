@@ -237,6 +237,8 @@ class ImageNetwork:
     saved_elements: float | None = None
     traffic_elements: float | None = None
     layers: int | None = None  # kernels launched forward, for the overhead term
+    live_elements: float | None = None  # most that live at once in a pass without gradients
+    buffers: int = 0  # elements held beside the parameters, such as running statistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ _LINES = (".toml", ".sh", ".bash", ".txt", ".args", ".slurm", ".sbatch")
 # A file with one of these keys is ours or a published configuration, whatever else it holds.
 _OURS = {"run", "expect", "measured", "gpus", "architectures", "transformers_version", "layers", "weight_map"}
 _CONFIG_BYTES = 64 * 2**20  # an index of a sharded checkpoint is a few MB
+_NETWORKS = ("cnn", "detector", "diffusion")  # known by their totals
 _IMAGE_MODELS = ("cnn", "detector", "vit", "clip", "diffusion")
 _DEFAULT_SEQ_LEN = 4096
 _DEFAULT_SERVED_LEN = 8192
@@ -642,7 +643,9 @@ def _described_model(
 def _default_framework(
     run: dict[str, Any], fleet: FleetSpec | None, model: ModelSpec, listed: list[Default]
 ) -> dict[str, Any]:
-    if run["task"] == "serve":
+    if run["task"] == "serve" and model.kind in _NETWORKS:
+        listed.append(Default("run.framework", "hf", "a network without tokens: PyTorch runs it forward"))
+    elif run["task"] == "serve":
         listed.append(Default("run.framework", "vllm", "the engine with the most published measurements"))
     elif model.kind in _IMAGE_MODELS:
         listed.append(Default("run.framework", "ddp", "image networks are small enough to be replicated"))
@@ -695,6 +698,10 @@ def _serve_defaults(
             chosen[key] = value
             listed.append(Default(f"run.{key}", value, why))
 
+    if model.kind in _NETWORKS:
+        choose("dtype", run.dtype, "weights and activations in 16 bit, as models are published")
+        choose("concurrency", 1, "one sample at a time; more are a batch on every GPU")
+        return run.model_copy(update=chosen), tuple(listed)
     longest = model.max_context or _FOUND_CONTEXT
     asked = (run.isl or 0) + (run.osl or 0)
     usual = longest if engine_length else min(_DEFAULT_SERVED_LEN, longest)

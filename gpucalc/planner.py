@@ -54,6 +54,22 @@ def plan_job(
         said = tuple(text for text in cluster.assumptions if not text.startswith(PRICE_OF))
         cluster = replace(cluster, price_per_gpu_hour=facts.money.usd_per_gpu_hour, assumptions=said)
     if not isinstance(run, TrainRun):
+        if subject.graph.network is not None and not subject.graph.stacks:
+            from gpucalc.plan.serve_network import evaluate_network  # plans of language models do without
+
+            run, assumptions = _runnable(run, "dtype", assumptions, cluster)
+            return evaluate_network(
+                subject,
+                run,
+                cluster,
+                name=job.name,
+                fleet=str(job.fleet),
+                assumptions=assumptions,
+                notes=job.notes,
+                errors=errors,
+                always_time=always_time,
+                economics=facts,
+            )
         from gpucalc.search_serving import plan_serving  # training plans do without
 
         engine = catalog.load("engines", run.framework, EngineSpec)

@@ -81,6 +81,7 @@ class _Seen:
     traffic: int = 0
     kernels: int = 0
     blocks: dict[str, tuple[str, int]] = field(default_factory=dict)  # name -> class, parameters
+    live_bytes: int | None = None  # most alive at once without gradients
 
 
 def trace(
@@ -111,7 +112,10 @@ def trace(
             batch: _forward(torch, module, inputs, batch, dtype, label, count_work=batch == BATCHES[0])
             for batch in (*BATCHES, CHECK_BATCH)
         }
+        for batch, seen in passes.items():
+            seen.live_bytes = _most_alive(torch, module, inputs, batch, dtype)
     first, second = (passes[batch] for batch in BATCHES)
+    live, live_fixed = _live(passes)
     slope, fixed = _line(first.saved_bytes, second.saved_bytes)
     expected = fixed + slope * CHECK_BATCH
     off = passes[CHECK_BATCH].saved_bytes / expected - 1 if expected else 0.0
@@ -154,6 +158,8 @@ def trace(
             buffers=first.buffers,
             saved_bytes_per_sample=slope,
             saved_bytes_fixed=fixed,
+            live_bytes_per_sample=live,
+            live_bytes_fixed=live_fixed,
             check_batch=CHECK_BATCH,
             check_error=off,
             blocks=blocks,
@@ -165,6 +171,18 @@ def _line(at_first: int, at_second: int) -> tuple[float, float]:
     """Slope and intercept through the two batch sizes."""
     slope = (at_second - at_first) / (BATCHES[1] - BATCHES[0])
     return slope, at_first - slope * BATCHES[0]
+
+
+def _live(passes: Mapping[int, _Seen]) -> tuple[float | None, float]:
+    """What is alive at once per sample and beside it, None where it does not grow with the batch."""
+    first, second, third = (passes[batch].live_bytes for batch in (*BATCHES, CHECK_BATCH))
+    if first is None or second is None or third is None:
+        return None, 0.0
+    slope, fixed = _line(first, second)
+    expected = fixed + slope * CHECK_BATCH
+    if slope <= 0 or abs(third / expected - 1) > TOLERANCE:
+        return None, 0.0
+    return slope, fixed
 
 
 def _share(flops: int) -> float:
@@ -277,19 +295,7 @@ def _forward(
     seen.params = sum(p.numel() for p in parameters)
     seen.buffers = sum(b.numel() for b in module.buffers())
     seen.blocks = _blocks(module)
-    given: list[Any] = []
-    named: dict[str, Any] = {}
-    for item in inputs:
-        shape = (batch * item.shape[0], *item.shape[1:])
-        kind = item.dtype or dtype
-        if kind in _FLOATS:
-            tensor = torch.empty(shape, dtype=getattr(torch, kind))
-        else:
-            tensor = torch.zeros(shape, dtype=getattr(torch, kind))
-        if item.name:
-            named[item.name] = tensor
-        else:
-            given.append(tensor)
+    given, named = _arguments(torch, inputs, batch, dtype)
     try:
         with _saved(torch, module, seen), _work(torch, seen, count_work):
             module(*given, **named)
@@ -300,6 +306,66 @@ def _forward(
             raise InputError(f"{problem}: {error}", where=label) from error
         raise InputError(f"its forward pass failed: {kind}: {error}", where=label) from error
     return seen
+
+
+def _arguments(
+    torch: Any, inputs: Sequence[TraceInput], batch: int, dtype: str
+) -> tuple[list[Any], dict[str, Any]]:
+    """What the module is called with, in order and by name."""
+    given: list[Any] = []
+    named: dict[str, Any] = {}
+    for item in inputs:
+        shape = (batch * item.shape[0], *item.shape[1:])
+        kind = item.dtype or dtype
+        make = torch.empty if kind in _FLOATS else torch.zeros
+        tensor = make(shape, dtype=getattr(torch, kind))
+        if item.name:
+            named[item.name] = tensor
+        else:
+            given.append(tensor)
+    return given, named
+
+
+def _most_alive(torch: Any, module: Any, inputs: Sequence[TraceInput], batch: int, dtype: str) -> int | None:
+    """Bytes of the storages that are alive at once in a pass without gradients, weights not counted.
+
+    None where the module does not run in evaluation mode.
+    """
+    modes = importlib.import_module("torch.utils._python_dispatch")
+    tree = importlib.import_module("torch.utils._pytree")
+    weak = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
+    given, named = _arguments(torch, inputs, batch, dtype)
+    held = {t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())}
+    alive: dict[int, tuple[Any, int]] = {}
+    most = 0
+
+    def note(tensors: Any) -> None:
+        nonlocal most
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in held:
+                    alive[storage._cdata] = (weak(storage), storage.nbytes())
+        most = max(most, sum(size for _, size in alive.values()))
+
+    def dispatch(_: Any, function: Any, __: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for key in [key for key, (storage, _) in alive.items() if storage.expired()]:
+            del alive[key]
+        note(tree.tree_leaves(out))
+        return out
+
+    note((*given, *named.values()))
+    module.eval()
+    watched = type("Alive", (modes.TorchDispatchMode,), {"__torch_dispatch__": dispatch})
+    try:
+        with torch.no_grad(), watched():
+            module(*given, **named)
+    except Exception:  # the module is the user's: what it cannot do is not known, and not zero
+        return None
+    finally:
+        module.train()
+    return most
 
 
 def _blocks(module: Any) -> dict[str, tuple[str, int]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpucalc.builders.build import build_graph
 from gpucalc.catalog import Catalog
 from gpucalc.errors import CannotMeasure, InputError
 from gpucalc.importers.load import model_yaml
@@ -134,6 +135,78 @@ def test_a_traced_file_is_planned(framework: str, stage: int, tmp_path: Path) ->
     plan = plan_job(job, CATALOG, advice=False)
     assert plan.verdict.level.value == "fits"
     assert plan.time is not None
+
+
+@pytest.mark.parametrize("task", ["train", "serve"])
+def test_a_traced_file_is_planned_for_both_tasks(task: str, tmp_path: Path) -> None:
+    (tmp_path / "net.yaml").write_text(model_yaml(traced("unet", 64)))
+    job = resolve(tmp_path / "net.yaml", CATALOG, gpus="2xA100-SXM-80GB", task=task)
+    plan = plan_job(job, CATALOG)
+    assert plan.verdict.level.value == "fits"
+    assert plan.throughput is not None
+    command = [
+        sys.executable,
+        "-m",
+        "gpucalc",
+        "plan",
+        "net.yaml",
+        "--gpus",
+        "2xA100-SXM-80GB",
+        "--task",
+        task,
+    ]
+    env = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": "", "NO_COLOR": "1"}
+    out = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
+    assert (out.returncode, out.stderr) == (0, "")
+    assert "FITS" in out.stdout
+
+
+def test_what_lives_in_a_forward_pass_is_what_a_plan_of_inference_holds() -> None:
+    """Two maps and a ReLU: at the second the input, its output and the last output are alive."""
+
+    def make() -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 10))
+
+    spec = trace(make, [TraceInput((1, 64))])
+    assert spec.trace is not None
+    assert spec.trace.live_bytes_per_sample == 4 * (64 + 96 + 96)  # the ReLU reads 96 and makes 96
+    assert spec.trace.live_bytes_fixed == 0
+    graph = build_graph(spec)
+    assert graph.network is not None
+    assert graph.network.live_elements == 64 + 96 + 96
+
+
+def test_a_module_that_cannot_be_evaluated_has_no_figure_for_it() -> None:
+    class Trains(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.map = torch.nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            if not self.training:
+                raise RuntimeError("only trains")
+            return self.map(x)
+
+    spec = trace(Trains, [TraceInput((1, 4))])
+    assert spec.trace is not None
+    assert spec.trace.live_bytes_per_sample is None
+
+
+def test_a_trace_runs_the_module_three_times_each_way() -> None:
+    """Two batches for the line and one to check it, with gradients and without: what a trace costs."""
+    calls: list[tuple[int, bool]] = []
+
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.map = torch.nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            calls.append((x.shape[0], torch.is_grad_enabled()))
+            return self.map(x)
+
+    trace(Counts, [TraceInput((1, 4))])
+    assert sorted(calls) == [(2, False), (2, True), (4, False), (4, True), (7, False), (7, True)]
 
 
 class Quadratic(torch.nn.Module):

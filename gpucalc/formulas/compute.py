@@ -167,6 +167,12 @@ def network_flops(*, images: Num, flops_per_image: Num, direct_share: Num) -> Nu
     return images * flops_per_image * direct_share
 
 
+@formula(unit="1/s", source="Arithmetic")
+def network_rate_per_s(*, images: Num, cards: Num, seconds: Num) -> Num:
+    """Images per second where every card answers batches of its own."""
+    return images * cards / seconds
+
+
 @formula(unit="s", source="Arithmetic")
 def shared_s(*, whole_s: Num, share: Num) -> Num:
     """A share of a time."""

@@ -22,6 +22,15 @@ def served_weight_bytes(*, params: Num, bytes_per_param: Num) -> Num:
     return params * bytes_per_param
 
 
+@formula(
+    unit="bytes",
+    source="a trace on torch's fake tensors without gradients: storages alive at once, at two batch sizes",
+)
+def network_live_bytes(*, images: Num, live_elements: Num, element_bytes: Num) -> Num:
+    """Activations of a network at the moment most of them are alive, inputs included."""
+    return images * live_elements * element_bytes
+
+
 @formula(unit="count", source="vllm-project/vllm layers/quantization/mxfp4.py: expert shapes are rounded up")
 def padded_expert_params(
     *, experts: Num, matrices: Num, hidden: Num, width: Num, hidden_multiple: Num, width_multiple: Num

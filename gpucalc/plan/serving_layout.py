@@ -129,6 +129,11 @@ class ServeRecipe:
         """Tokens of one request at its end."""
         return self.isl + self.osl
 
+    @property
+    def of_images(self) -> bool:
+        """Whether samples are run forward whole, with neither tokens nor a cache."""
+        return self.max_model_len == 0
+
     def memory_key(self) -> tuple[object, ...]:
         """Everything of the recipe that memory depends on, for one model; loads and targets are left out."""
         return (

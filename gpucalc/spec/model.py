@@ -166,6 +166,9 @@ class TraceSpec(Spec):
     buffers: int = Field(default=0, ge=0)
     saved_bytes_per_sample: float
     saved_bytes_fixed: float = 0.0
+    # Most that lives at once in a pass without gradients; None where it does not grow with the batch.
+    live_bytes_per_sample: float | None = None
+    live_bytes_fixed: float = 0.0
     check_batch: int
     check_error: float
     blocks: tuple[TracedBlock, ...] = ()
