@@ -31,11 +31,21 @@ class Typed:
         return int(said[1]) if said else 0
 
 
-def steps(page: str) -> Iterator[Shown | Typed]:
-    """The files and commands of a page, in its order."""
+@dataclass(frozen=True)
+class Coded:
+    """A block of Python that is no file: what a reader pastes into an interpreter."""
+
+    text: str
+
+
+def steps(page: str) -> Iterator[Shown | Typed | Coded]:
+    """The files, commands and pieces of Python of a page, in its order."""
     for language, text in _BLOCK.findall(page):
         named = _NAME.match(text)
         if named is not None:
             yield Shown(named[1], text[named.end() :])
         elif language == "sh":
+            # A line that ends in a backslash goes on.
             yield from (Typed(line) for line in text.replace("\\\n", " ").splitlines() if line.strip())
+        elif language == "python":
+            yield Coded(text)

@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from followed import Shown, steps
+from followed import Coded, Shown, steps
 
 
 def follow(page: str) -> int:
@@ -24,21 +24,19 @@ def follow(page: str) -> int:
         if isinstance(step, Shown):
             Path(step.name).write_text(step.text, encoding="utf-8")
             continue
-        print(f"$ {step.line}", flush=True)
+        if isinstance(step, Coded):
+            name, command, exits = "python", ["python", "-c", step.text], 0
+        else:
+            name, command, exits = step.line, ["bash", "-euo", "pipefail", "-c", step.line], step.exits
+        print(f"$ {name}", flush=True)
         start = time.monotonic()
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", step.line], check=False, **quiet(step.line))
-        if done.returncode != step.exits:
-            sys.exit(
-                f"exit {done.returncode}, the page says {step.exits}\n{done.stdout or ''}{done.stderr or ''}"
-            )
+        # Answers are kept back until something goes wrong, but not the tests' own progress.
+        done = subprocess.run(command, check=False, capture_output="pytest" not in name, text=True)
+        if done.returncode != exits:
+            sys.exit(f"exit {done.returncode}, the page says {exits}\n{done.stdout or ''}{done.stderr or ''}")
         print(f"  exit {done.returncode} after {time.monotonic() - start:.1f} s", flush=True)
         typed += 1
     return typed
-
-
-def quiet(line: str) -> dict[str, bool]:
-    """What is kept back until something goes wrong: answers, but not the tests' own progress."""
-    return {} if "pytest" in line else {"capture_output": True, "text": True}
 
 
 def main(path: str) -> None:

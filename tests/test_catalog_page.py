@@ -42,6 +42,7 @@ def test_the_page_can_be_followed_from_top_to_bottom(checkout: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(step.text, "utf-8")
             continue
+        assert isinstance(step, Typed)
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", step.line],
             cwd=checkout, env=environment, capture_output=True, text=True, check=False,
