@@ -40,6 +40,7 @@ EXAMPLE_BATCH = 64
 EXAMPLE_MICRO_BATCH = 8
 BATCH_OFF = 0.2  # shares that miss the batch by more are another run
 STAGE_BATCHES = (1, 2, 4)
+PIPELINING = ("megatron", "torchtitan", "deepspeed")
 _POWERS = tuple(2**power for power in range(MOST_MICRO_BATCH.bit_length()))
 MOST_MOVES = 12  # layers moved from stage to stage
 _RANK = {Level.FITS: 0, Level.MARGINAL: 1, Level.DOES_NOT_FIT: 2}
@@ -373,12 +374,13 @@ def _pipeline(case: _Case) -> Split | None:
         raise Infeasible(["the network is no stack of layers"])
     layers = len(case.subject.graph.trunk.layers)
     best: Split | None = None
-    for replicas in sorted(divisors(math.gcd(*(pool.count for pool in pools))), reverse=True):
-        depth = sum(pool.count // replicas for pool in pools)
+    tp = _tensor_ranks(case)
+    for replicas in sorted(divisors(math.gcd(*(pool.count // tp for pool in pools))), reverse=True):
+        depth = sum(pool.count // tp // replicas for pool in pools)
         if depth > layers:
             continue
         for order in permutations(range(len(pools))):
-            owners = tuple(pool for pool in order for _ in range(pools[pool].count // replicas))
+            owners = tuple(pool for pool in order for _ in range(pools[pool].count // tp // replicas))
             for size in STAGE_BATCHES:
                 found = _staged(case, owners, replicas, size)
                 if found is not None and (best is None or _order(found) < _order(best)):
@@ -389,7 +391,7 @@ def _pipeline(case: _Case) -> Split | None:
 def _pipelining(case: _Case) -> _Case:
     """The run under a framework that has pipelines. Raises Infeasible."""
     run = case.run
-    if run.framework in ("megatron", "torchtitan", "deepspeed"):
+    if run.framework in PIPELINING:
         return case
     if run.method != "full":
         raise Infeasible([f"adapters under {run.framework} have no pipeline"])
@@ -401,6 +403,15 @@ def _pipelining(case: _Case) -> _Case:
     return replace(case, run=moved, recipe=resolve_recipe(moved, case.subject.graph))
 
 
+def _tensor_ranks(case: _Case) -> int:
+    """The run's own tensor parallelism, which stays inside a kind. Raises Infeasible."""
+    tp = case.run.tp if isinstance(case.run.tp, int) else 1
+    for pool in case.cluster.pools:
+        if pool.count % tp:
+            raise Infeasible([f"{pool.count} x {pool.gpu.name} are not a multiple of tp {tp}"])
+    return tp
+
+
 def _staged(case: _Case, owners: tuple[int, ...], replicas: int, size: int) -> Split | None:
     count = _near(case, replicas * size)
     if count is None or (case.exact and case.batch % (replicas * size)):
@@ -409,9 +420,10 @@ def _staged(case: _Case, owners: tuple[int, ...], replicas: int, size: int) -> S
     layers = len(case.subject.graph.trunk.layers)
     even = tuple(layers // len(owners) + (index < layers % len(owners)) for index in range(len(owners)))
     layout = Layout(
-        tp=1, pp=len(owners), vpp=1, cp=1, ep=1, etp=1, dp=replicas, shard=replicas,
+        tp=_tensor_ranks(case), pp=len(owners), vpp=1, cp=1, ep=1, etp=1, dp=replicas, shard=replicas,
         zero_stage=stage if replicas > 1 else 0, micro_batch=size, micro_batches=count,
-        sequence_parallel=False, schedule="1f1b", stage_layers=even,
+        sequence_parallel=bool(case.run.sequence_parallel is True and case.run.tp != 1), schedule="1f1b",
+        stage_layers=even,
     )  # fmt: skip
     best: Split | None = None
     for sizes in _divided(case, layout, owners):
@@ -522,7 +534,10 @@ def _alone(
     best: Plan | None = None
     used = run
     why = ""
-    for changed in _recomputing(open_run):
+    ways = [*_recomputing(open_run)]
+    if run.framework in PIPELINING:  # a kind alone may be cut into stages too
+        ways.append(ways[-1].model_copy(update={"pp": "auto", "pipeline_split": "uneven"}))
+    for changed in ways:
         try:
             found = plan_best(
                 subject, changed, clusters(kept.gpu.id, kept.count), name=fleet, fleet=fleet, errors=errors
@@ -605,6 +620,8 @@ def peak_note(subject: Subject, run: TrainRun, cluster: Cluster) -> tuple[str, .
     return (
         f"a batch of {EXAMPLE_BATCH} over one card of each kind divides {_divide(rates)} by peak rates"
         f" ({names} TFLOP/s) and {by_times} by the times worked out here",
+        "the ways are not checked against a published run on unlike cards; with unequal shares the training"
+        " code must weight gradients by samples",
     )
 
 

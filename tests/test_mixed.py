@@ -171,6 +171,20 @@ def test_a_stated_batch_is_kept_to_the_sample() -> None:
     assert ways(plan)["proportional"].parts
 
 
+def test_a_pipeline_keeps_the_jobs_tensor_parallelism() -> None:
+    sets = ("run.framework=megatron", "run.tp=2", "run.recompute=full")
+    plan = planned("models/llama-3-8b", "8xH100-SXM+8xA100", *sets)
+    pipeline = ways(plan)["pipeline"]
+    assert pipeline.parts
+    for part in pipeline.parts:
+        assert len(part.layers) * 2 <= part.gpus
+    odd = ways(
+        planned("models/llama-3-8b", "2xH100-SXM+3xL40S", "run.framework=megatron", "run.recompute=full")
+    )
+    assert odd["pipeline"].parts
+    assert odd["pipeline"].global_batch
+
+
 def test_networks_that_are_no_stack_and_adapters_have_no_pipeline() -> None:
     assert "no stack of layers" in ways(planned("models/resnet-50", "1xA100+1xRTX3090"))["pipeline"].why
     adapters = planned("models/llama-3-8b", "2xA100+2xRTX3090", "run.method=lora", "run.recompute=full")
