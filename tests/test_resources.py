@@ -309,6 +309,27 @@ def test_an_interrupt_ends_the_work_without_a_trace(words: list[str], tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+@posix
+def test_an_interrupt_ends_a_measurement_and_its_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpucalc", "probe", "--device", "cpu", "--quick", "-o", "cpu.yaml"],
+        env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert process.stderr is not None
+    first = process.stderr.readline()  # ranks are at work
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b"")
+    assert b"Traceback" not in first + err
+    with pytest.raises(ProcessLookupError):  # of the group nobody is left
+        for _ in range(100):
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_runs_at_the_same_time_do_not_disturb_each_other(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB, "utf-8")
     command = [sys.executable, "-m", "gpucalc", "check", "job.yaml", "--format", "json", "-o", "report.json"]
