@@ -115,7 +115,7 @@ def trace(
         for batch, seen in passes.items():
             seen.live_bytes = _most_alive(torch, module, inputs, batch, dtype)
     first, second = (passes[batch] for batch in BATCHES)
-    live, live_fixed = _live(passes)
+    live = _live(passes)
     slope, fixed = _line(first.saved_bytes, second.saved_bytes)
     expected = fixed + slope * CHECK_BATCH
     off = passes[CHECK_BATCH].saved_bytes / expected - 1 if expected else 0.0
@@ -148,6 +148,7 @@ def trace(
         params_total=first.params,
         gflops_forward=max(first.flops / BATCHES[0] / 1e9, 1e-12),
         saved_elements=max(slope / width, 1e-12),
+        live_elements=live / width if live is not None else None,
         traffic_elements=max(first.traffic / BATCHES[0], 1e-12),
         native_dtype=dtype,
         config_source=f"traced: {label}, torch {torch.__version__} fake tensors, training mode",
@@ -158,8 +159,6 @@ def trace(
             buffers=first.buffers,
             saved_bytes_per_sample=slope,
             saved_bytes_fixed=fixed,
-            live_bytes_per_sample=live,
-            live_bytes_fixed=live_fixed,
             check_batch=CHECK_BATCH,
             check_error=off,
             blocks=blocks,
@@ -173,16 +172,14 @@ def _line(at_first: int, at_second: int) -> tuple[float, float]:
     return slope, at_first - slope * BATCHES[0]
 
 
-def _live(passes: Mapping[int, _Seen]) -> tuple[float | None, float]:
-    """What is alive at once per sample and beside it, None where it does not grow with the batch."""
+def _live(passes: Mapping[int, _Seen]) -> float | None:
+    """Bytes alive at once per sample, None where they do not grow with the batch."""
     first, second, third = (passes[batch].live_bytes for batch in (*BATCHES, CHECK_BATCH))
     if first is None or second is None or third is None:
-        return None, 0.0
+        return None
     slope, fixed = _line(first, second)
-    expected = fixed + slope * CHECK_BATCH
-    if slope <= 0 or abs(third / expected - 1) > TOLERANCE:
-        return None, 0.0
-    return slope, fixed
+    grows = slope > 0 and abs(third / (fixed + slope * CHECK_BATCH) - 1) <= TOLERANCE
+    return slope if grows else None
 
 
 def _share(flops: int) -> float:

@@ -94,6 +94,7 @@ def test_resnet_50_is_what_the_catalogue_has_by_another_trace() -> None:
     assert spec.saved_elements == pytest.approx(known.saved_elements, rel=1e-3)
     assert spec.traffic_elements == pytest.approx(known.traffic_elements, rel=0.01)
     assert spec.layers == known.layers
+    assert spec.live_elements == known.live_elements
 
 
 def test_blocks_add_up_to_the_whole() -> None:
@@ -168,9 +169,7 @@ def test_what_lives_in_a_forward_pass_is_what_a_plan_of_inference_holds() -> Non
         return torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 10))
 
     spec = trace(make, [TraceInput((1, 64))])
-    assert spec.trace is not None
-    assert spec.trace.live_bytes_per_sample == 4 * (64 + 96 + 96)  # the ReLU reads 96 and makes 96
-    assert spec.trace.live_bytes_fixed == 0
+    assert spec.live_elements == 64 + 96 + 96  # the ReLU reads 96 and makes 96
     graph = build_graph(spec)
     assert graph.network is not None
     assert graph.network.live_elements == 64 + 96 + 96
@@ -187,9 +186,7 @@ def test_a_module_that_cannot_be_evaluated_has_no_figure_for_it() -> None:
                 raise RuntimeError("only trains")
             return self.map(x)
 
-    spec = trace(Trains, [TraceInput((1, 4))])
-    assert spec.trace is not None
-    assert spec.trace.live_bytes_per_sample is None
+    assert trace(Trains, [TraceInput((1, 4))]).live_elements is None
 
 
 def test_a_trace_runs_the_module_three_times_each_way() -> None:

@@ -7,9 +7,6 @@ from gpucalc.graph import Graph, ImageNetwork
 from gpucalc.spec.model import ModelSpec
 
 
-_WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # of the type a module was traced in
-
-
 def network(spec: ModelSpec) -> Graph:
     """An image network from the totals a trace or a publication states.
 
@@ -32,8 +29,6 @@ def network(spec: ModelSpec) -> Graph:
             legal="a number; `trace` measures all of them from the module",
         )
     traced = spec.trace
-    width = _WIDTHS.get(spec.native_dtype or "", 4)
-    live = traced.live_bytes_per_sample if traced is not None else None
     notes = ["a pipeline of networks: only parameters are known"] if missing else []
     return Graph(
         name=spec.label,
@@ -45,7 +40,7 @@ def network(spec: ModelSpec) -> Graph:
             saved_elements=spec.saved_elements,
             traffic_elements=spec.traffic_elements,
             layers=spec.layers,
-            live_elements=live / width if live is not None else None,
+            live_elements=spec.live_elements,
             buffers=traced.buffers if traced is not None else 0,
         ),
         notes=tuple(notes),

@@ -166,9 +166,6 @@ class TraceSpec(Spec):
     buffers: int = Field(default=0, ge=0)
     saved_bytes_per_sample: float
     saved_bytes_fixed: float = 0.0
-    # Most that lives at once in a pass without gradients; None where it does not grow with the batch.
-    live_bytes_per_sample: float | None = None
-    live_bytes_fixed: float = 0.0
     check_batch: int
     check_error: float
     blocks: tuple[TracedBlock, ...] = ()
@@ -246,6 +243,7 @@ class ModelSpec(Spec):
     components: dict[str, int] | None = None  # parameters of each network of a pipeline
     gflops_forward: float | None = Field(default=None, gt=0)  # per image, multiply-add counted as two
     saved_elements: float | None = Field(default=None, gt=0)  # kept for backward, per image
+    live_elements: float | None = Field(default=None, gt=0)  # alive at once without gradients, per image
     traffic_elements: float | None = Field(default=None, gt=0)
     stages: tuple[int, ...] | None = None
     widths: tuple[int, ...] | None = None
