@@ -226,6 +226,20 @@ def test_cards_without_bf16_are_served_in_fp16() -> None:
     assert any("does not multiply in that type" in note for note in asked.notes)
 
 
+def test_a_version_is_a_release_and_has_a_printed_default() -> None:
+    for name in ENGINES:
+        spec = CATALOG.load("engines", name, EngineSpec)
+        extra = ("run.quant=q8_0",) if name == "llamacpp" else ()
+        plan = served("llama-3.1-8b", "1xh100-sxm-80gb", f"run.framework={name}", *extra)
+        chosen = next(item for item in plan.assumptions if item.key == "run.version")
+        assert (chosen.value, plan.recipe.version) == (spec.default_version, spec.default_version)
+    with pytest.raises(InputError, match="is no release of vLLM"):
+        served("llama-3.1-8b", "1xh100-sxm-80gb", "run.version=banana")
+    later = served("llama-3.1-8b", "1xh100-sxm-80gb", "run.version=0.40.0")
+    assert any("newer than 0.33.0, the last release read" in item.why for item in later.assumptions)
+    assert served("llama-3.1-8b", "1xh100-sxm-80gb", "run.version=main").recipe.max_num_seqs == 1024
+
+
 def test_one_load_is_asked_for() -> None:
     both = ("run.request_rate=2", "run.concurrency=4")
     with pytest.raises(InputError, match="one of the two"):

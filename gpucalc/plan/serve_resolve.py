@@ -17,9 +17,11 @@ from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import ServeRun
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.version import version_key
 from gpucalc.units import GIB
 
 DRAFT_COST = 0.1
+UNRELEASED = ("main", "nightly", "latest")  # the newest there is
 BY_LAYERS = ("llamacpp", "hf")  # several GPUs hold a run of layers each
 _KV_NAMES = {"llamacpp": "fp16"}
 
@@ -82,6 +84,8 @@ def serve_recipe(
     version = run.version or engine.default_version
     if run.version is None:
         choose("version", version, f"{engine.name} as measured last; defaults and memory differ by version")
+    else:
+        _known_version(engine, version, choose)
     era = engine.at(version)
     quant, told = as_gguf(run.quant, spec) if engine.id == "llamacpp" else (run.quant, "")
     weights, why = weight_format(quant, run.dtype, spec, graph)
@@ -165,6 +169,20 @@ def serve_recipe(
         traffic=_traffic(run, layout, choose),
     )
     return recipe, era, tuple(listed)
+
+
+def _known_version(engine: EngineSpec, version: str, choose: Callable[[str, object, str], None]) -> None:
+    """Says where a release is newer than any that was read. Raises InputError for what is no release."""
+    given, newest = version_key(version), version_key(engine.newest)
+    if given is None and version not in UNRELEASED:
+        raise InputError(
+            f"is no release of {engine.name}",
+            key="run.version",
+            given=version,
+            legal=f"one such as {engine.default_version}, or {', '.join(UNRELEASED)}",
+        )
+    if given is None or (newest is not None and given > newest):
+        choose("version", version, f"newer than {engine.newest}, the last release read: taken as that one")
 
 
 def _traffic(run: ServeRun, layout: ServeLayout, choose: Callable[[str, object, str], None]) -> Traffic:

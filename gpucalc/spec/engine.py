@@ -181,6 +181,7 @@ class EngineSpec(Spec):
     name: str
     aliases: tuple[str, ...] = ()
     default_version: str
+    newest: str  # release of which anything here was read
     # Makers whose accelerators it runs on, with the least compute capability where that has numbers; empty
     # for an engine that runs wherever its framework does.
     hardware: dict[str, str] = Field(default_factory=dict)
