@@ -11,8 +11,6 @@ from gpucalc.commands.base import CatalogDir, Json, Sets, Task, app, draw, emit,
 from gpucalc.errors import ExitCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gpucalc.catalog import Catalog
     from gpucalc.probe.command import Options
     from gpucalc.probe.stages import Asked
@@ -69,6 +67,7 @@ def probe_command(
 ) -> None:
     """Measure this machine, for plan --calibration; try a job on it with --stages."""
     from gpucalc.catalog import open_catalog
+    from gpucalc.commands import progress
     from gpucalc.errors import CannotMeasure, InputError
     from gpucalc.probe import command
     from gpucalc.report import probe
@@ -85,21 +84,23 @@ def probe_command(
             draw(probe.inventory(found))
         return
 
-    def told(point: dict[str, Any]) -> None:
-        if words := probe.progress(point):
-            typer.echo(words, err=True)
-
     if stages is not None:
         if any(asked.values()):
             raise InputError("stands alone: it measures a job, not constants", where="--stages")
         options = command.Options(("stages",), device, quick, ranks, timeout, output, inject)
-        _tried(options, command.asked(stages, soak, gpus, sets), known, told, as_json=as_json)
+        _tried(options, command.asked(stages, soak, gpus, sets), known, as_json=as_json)
         return
     for flag, given in (("--gpus", gpus), ("--set", sets), ("--soak", soak != "72h" or None)):
         if given is not None:
             raise InputError("says something of a job", where=flag, legal="with --stages JOB")
     tasks = tuple(name for name, wanted in asked.items() if wanted) or command.TASKS
     options = command.Options(tasks, device, quick, ranks, timeout, output, inject)
+    watched = progress.wanted()
+
+    def told(point: dict[str, Any]) -> None:
+        if watched and (words := probe.progress(point)):
+            typer.echo(words, err=True)
+
     result = command.measure(options, known, told=told)
     if result is None:  # not the first rank of a program of several
         return
@@ -113,21 +114,29 @@ def probe_command(
         raise CannotMeasure(f"{result.failure}; what was measured until then is in {result.path}")
 
 
-def _tried(
-    options: Options, asked: Asked, known: Catalog, told: Callable[[dict[str, Any]], None], *, as_json: bool
-) -> None:
+def _tried(options: Options, asked: Asked, known: Catalog, *, as_json: bool) -> None:
     """The stages of a job; exit 1 where the machine failed them, 4 where they ended early."""
+    from gpucalc.commands import progress
     from gpucalc.errors import CannotMeasure
     from gpucalc.probe import command
+    from gpucalc.report import stages
 
-    result = command.rehearse(options, asked, known, told=told)
+    with progress.shown("soak, seconds") as bar:
+
+        def told(point: dict[str, Any]) -> None:
+            if bar is None:
+                return
+            if point["kind"] == "window":
+                bar(int(point["elapsed_s"]), int(asked.soak_s))
+            elif words := stages.progress(point):
+                typer.echo(words, err=True)
+
+        result = command.rehearse(options, asked, known, told=told)
     if result is None:
         return
     if as_json:
         emit_json({"file": str(result.path), "failure": result.failure, "stages": result.summary.document()})
     else:
-        from gpucalc.report import stages
-
         draw(stages.summary(result.summary))
         emit(f"record in {result.path}; the same command with -o {result.path} goes on with it")
     if result.failure:

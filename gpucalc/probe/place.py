@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from gpucalc.errors import InputError
 
 # rank, ranks, rank on this node; ranks on this node and nodes, where the starter tells them. torchrun's
-# names are also those of Kubernetes' training operator, whose pods are ranks, and of Ray. Slurm's are those of
-# a step: a batch script has a rank and tasks too, and is one process. An indexed Kubernetes job tells a pod its
-# place alone: the rest is the manifest's.
+# names are also those of Kubernetes' training operator, whose pods are ranks, and of Ray. Slurm's are those
+# of a step: a batch script has a rank and tasks too, and is one process. An indexed Kubernetes job tells a
+# pod its place alone: the rest is the manifest's.
 _NAMES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES"),

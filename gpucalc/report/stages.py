@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.style import Style
@@ -53,6 +54,14 @@ def summary(found: Summary) -> RenderableType:
         parts += [indent(Text(f"not done: {text}")) for text in found.missing]
     parts.append(Text())
     return Group(*parts)
+
+
+def progress(point: Mapping[str, Any]) -> str | None:
+    """A stage's outcome in a few words, for whoever waits."""
+    if point["kind"] != "stage":
+        return None
+    peak, step = quantity(point["peak_allocated_bytes"], "bytes"), quantity(point["step_s"], "s")
+    return f"{_TITLES[point['stage']].lower()}: loss {point['last_loss']:.3g}, {step} a step, {peak} at most"
 
 
 def _rows(rows: tuple[Row, ...]) -> RenderableType:
