@@ -643,3 +643,13 @@ def test_a_foreign_file_is_planned_without_loading_what_is_slow(file: str, tmp_p
     assert status == "0"
     assert not {"numpy", "torch", "rich", "tomllib", "huggingface_hub"} & set(loaded)
     assert json.loads(out.stdout)["verdict"]
+
+
+def test_deepspeeds_buffer_sizes_are_taken() -> None:
+    zero = {"stage": 3, "reduce_bucket_size": "auto", "overlap_comm": True, "sub_group_size": 1e9}
+    run = deepspeed(zero_optimization={**zero, "stage3_max_live_parameters": 1e8}).data["run"]
+    assert run["reduce_bucket_size"] == "auto"
+    assert (run["max_live_parameters"], run["sub_group_size"]) == (100_000_000, 1_000_000_000)
+    second = deepspeed(zero_optimization={"stage": 2, "reduce_bucket_size": 2e8}).data["run"]
+    assert second["reduce_bucket_size"] == 200_000_000
+    assert "sub_group_size" not in second

@@ -8,6 +8,7 @@ import pytest
 
 from gpucalc.builders.build import build_graph
 from gpucalc.catalog import open_catalog
+from gpucalc.errors import InputError
 from gpucalc.line import Line
 from gpucalc.plan.host import host_memory
 from gpucalc.plan.memory import memory_peak, meters
@@ -176,3 +177,23 @@ def test_paged_states_are_the_hosts(name: str, each: float) -> None:
     host = host_memory(GRAPH, layout, resolve_recipe(settled, GRAPH), ranks=4, nodes=1)
     assert host is not None
     assert host.child("step").child("paged_states").value == 4 * PARAMS * each  # every rank has its own
+
+
+# --- DeepSpeed's own sizes ---------------------------------------------------------------------------------
+
+
+def test_deepspeeds_sizes_are_keys() -> None:
+    shared: dict[str, Any] = {"framework": "deepspeed", "zero_stage": 2}
+    backward = phases(2, **shared)["backward"]
+    assert backward.child("reduce_buckets").value == 2 * 500_000_000
+    stated = phases(2, **shared, reduce_bucket_size=1_000_000, overlap_comm=True)["backward"]
+    assert stated.child("reduce_buckets").value == 2 * 2 * 1_000_000
+    filled = phases(2, **shared, reduce_bucket_size="auto")["backward"]
+    assert filled.child("reduce_buckets").value == 2 * HIDDEN**2
+    third = {**shared, "zero_stage": 3, "overlap_comm": True, "reduce_bucket_size": 1_000_000}
+    sized = phases(2, **third, max_live_parameters=2_000_000, sub_group_size=3_000_000)
+    assert sized["forward"].child("gathered_weights").value == 2 * 2_000_000
+    assert sized["forward"].child("reduce_buckets").value == 2 * 1_000_000  # stage 3 has one
+    assert sized["step"].child("fp32_gradient_partition").value == 4 * 3_000_000
+    with pytest.raises(InputError, match="does not apply to fsdp"):
+        TrainRun.read({"framework": "fsdp", "sub_group_size": 1000})

@@ -135,3 +135,10 @@ HOST_BUFFER_FRACTION = Line(
     Kind.ASSUMED,
     source="DeepSpeed's memory estimators: additional_buffer_factor 1.5",
 )
+
+
+def stated(key: str, value: int | None, default: Line) -> Line:
+    """A size the run states, else the default with its source."""
+    if value is None:
+        return default
+    return Line(default.name, value, default.unit, Kind.EXACT, source=f"run.{key}")

@@ -137,6 +137,11 @@ class Recipe:
     eager_context: bool  # CUDA loads every kernel at start (before 11.7)
     optimizer_in_backward: bool  # gradients are stepped and freed one by one
     gathered_tp_inputs: bool  # tensor-parallel linears keep their gathered, whole input
+    # DeepSpeed's own sizes, in elements; None: its defaults.
+    reduce_bucket: int | None
+    two_buckets: bool  # stages 1 and 2: one is reduced while the other fills
+    live_parameters: int | None
+    sub_group: int | None
     hook_stage: int  # of DeepSpeed's ZeRO, whose hooks run on one GPU too
     overlap: bool  # communication runs beside computation
     channels_last: bool  # image tensors lie as tensor cores read them

@@ -305,6 +305,13 @@ def buffers(rank: Rank, *, at_step: bool = False) -> tuple[Line, ...]:
     return tuple(lines)
 
 
+def bucket_elements(rank: Rank) -> Line:
+    """Elements of DeepSpeed's reduction bucket."""
+    return allowances.stated(
+        "reduce_bucket_size", rank.recipe.reduce_bucket, allowances.DEEPSPEED_REDUCE_BUCKET
+    )
+
+
 def deepspeed_buckets(rank: Rank) -> tuple[Line, ...]:
     """DeepSpeed's reduction buffer, made on one rank too. bf16 of stage 1 before 2023 has none."""
     recipe = rank.recipe
@@ -314,9 +321,9 @@ def deepspeed_buckets(rank: Rank) -> tuple[Line, ...]:
         compute(
             "reduce_buckets",
             mem.deepspeed_bucket_bytes,
-            bucket_elements=allowances.DEEPSPEED_REDUCE_BUCKET,
+            bucket_elements=bucket_elements(rank),
             element_bytes=recipe.compute_bytes,
-            buffers=1,
+            buffers=2 if recipe.two_buckets else 1,
         ),
     )
 
@@ -337,7 +344,7 @@ def sweep_buffers(rank: Rank) -> tuple[Line, ...]:
             compute(
                 "scattered_gradients",
                 mem.deepspeed_scatter_bytes,
-                bucket_elements=allowances.DEEPSPEED_REDUCE_BUCKET,
+                bucket_elements=bucket_elements(rank),
                 params=trained,
                 element_bytes=recipe.compute_bytes,
             ),
@@ -402,7 +409,11 @@ def step_transients(rank: Rank) -> tuple[Line, ...]:
         group: dict[str, Any] = {
             "params": trained,
             "shard": layout.shard if layout.zero_stage >= 1 else 1,
-            "sub_group_elements": allowances.DEEPSPEED_SUB_GROUP if layout.zero_stage >= 3 else trained,
+            "sub_group_elements": allowances.stated(
+                "sub_group_size", recipe.sub_group, allowances.DEEPSPEED_SUB_GROUP
+            )
+            if layout.zero_stage >= 3
+            else trained,
         }
         lines.append(compute("fp32_gradient_partition", mem.deepspeed_step_gradient_bytes, **group))
         if recipe.engine_stage >= 1:

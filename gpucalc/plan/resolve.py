@@ -257,6 +257,14 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         eager_context=year < 2023,
         optimizer_in_backward=run.optimizer_in_backward,
         gathered_tp_inputs=framework == "torchtitan",
+        reduce_bucket=graph.trunk.hidden**2
+        if run.reduce_bucket_size == "auto" and graph.stacks
+        else run.reduce_bucket_size
+        if isinstance(run.reduce_bucket_size, int)
+        else None,
+        two_buckets=bool(run.overlap_comm) and stage < 3,
+        live_parameters=run.max_live_parameters,
+        sub_group=run.sub_group_size,
         hook_stage=stage if framework == "deepspeed" else 0,
         overlap=run.overlap,
         channels_last=bool(run.channels_last),

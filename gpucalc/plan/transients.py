@@ -137,7 +137,9 @@ def _deepspeed_live(rank: Rank) -> Line:
     return compute(
         "gathered_weights",
         mem.deepspeed_live_parameter_bytes,
-        live_elements=allowances.DEEPSPEED_LIVE_PARAMETERS,
+        live_elements=allowances.stated(
+            "max_live_parameters", rank.recipe.live_parameters, allowances.DEEPSPEED_LIVE_PARAMETERS
+        ),
         params=held,
         element_bytes=rank.recipe.compute_bytes,
     )

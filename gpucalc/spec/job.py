@@ -198,6 +198,10 @@ _TRAIN_KEYS: dict[str, tuple[str, ...]] = {
     "ep": _MODEL_PARALLEL,
     "etp": ("megatron", "torchtitan"),
     "recompute_modules": ("megatron",),
+    "reduce_bucket_size": ("deepspeed",),
+    "overlap_comm": ("deepspeed",),
+    "max_live_parameters": ("deepspeed",),
+    "sub_group_size": ("deepspeed",),
     "sequence_parallel": _MODEL_PARALLEL,
     "dp_shard": ("fsdp", "torchtitan", "megatron"),
     "reshard_after_forward": ("fsdp", "torchtitan"),
@@ -402,6 +406,20 @@ class TrainRun(Spec):
         description="frozen 16-bit models of the trained one's size that score its answers (PPO, GRPO)",
     )
     ema: Flag = Field(default=False, description="a moving average of the trained weights beside them (EMA)")
+    reduce_bucket_size: Annotated[int | Auto, _whole(10**12, auto=True)] | None = Field(
+        default=None,
+        description="elements of DeepSpeed's gradient bucket, 5e8 when unset; auto: hidden squared, as"
+        " Transformers fills it in",
+    )
+    overlap_comm: Flag | None = Field(
+        default=None, description="DeepSpeed stages 1 and 2 reduce one bucket while they fill another"
+    )
+    max_live_parameters: Annotated[int, _whole(10**12)] | None = Field(
+        default=None, description="parameters DeepSpeed's stage 3 gathers at most, 1e9 when unset"
+    )
+    sub_group_size: Annotated[int, _whole(10**15)] | None = Field(
+        default=None, description="parameters DeepSpeed's stage 3 steps at a time, 1e9 when unset"
+    )
     loaded_as: Annotated[str, _named(LOADED_AS)] | None = Field(
         default=None, description="element type of trained weights before the engine casts them"
     )

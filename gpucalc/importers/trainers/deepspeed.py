@@ -56,6 +56,17 @@ def deepspeed_into(words: Words, draft: Draft) -> None:
         if zero.flag("cpu_offload_params"):
             offload.add("param-cpu")
     put("zero_stage", stage)
+    if zero is not None:
+        bucket = zero.peek("reduce_bucket_size")
+        if isinstance(bucket, str) and bucket.strip().lower() == AUTO:
+            zero.skip("reduce_bucket_size")
+            put("reduce_bucket_size", AUTO)
+        else:
+            put("reduce_bucket_size", zero.whole("reduce_bucket_size"))
+        put("overlap_comm", zero.flag("overlap_comm"))
+        if stage == 3:
+            put("max_live_parameters", zero.whole("stage3_max_live_parameters"))
+            put("sub_group_size", zero.whole("sub_group_size"))
     put("offload", offload_of(offload, stage))
     precision = run.get("precision")
     switches = {name: words.group(name, alias) for name, alias in (("fp16", "fp16"), ("bf16", "bfloat16"))}
