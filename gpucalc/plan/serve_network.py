@@ -24,7 +24,7 @@ from gpucalc.plan.work import Device
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import ServeRun, TrainRun
 
-PHASE = "serve"
+PHASE = "forward"
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}
 # No published measurement of this class is at hand: the band in which a plan is called marginal.
 ERROR = 0.10
