@@ -109,6 +109,12 @@ class Offer:
         """Carbon dioxide of that energy."""
         return self._of_budget("carbon")
 
+    @property
+    def owned_usd(self) -> float | None:
+        """The token budget on bought machines, idle ones too: depreciation and power; None without a price."""
+        owned = self._of_budget("owned")
+        return None if owned is None else owned * self.gpus / self.used
+
     def _of_budget(self, name: str) -> float | None:
         line = _cost_line(self.plan, name) if self.targets.tokens is not None else None
         return None if line is None else float(line.value)

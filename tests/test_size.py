@@ -192,7 +192,10 @@ def test_energy_of_a_token_worked_out_from_the_plan() -> None:
     assert wall is not None
     assert offer.total_kwh == pytest.approx(9.464 * wall / 3600)
     assert offer.total_carbon_kg == pytest.approx(9.464 * wall / 3600 * 0.366)
+    # Bought: 33,750 USD over 35,040 hours, and 1.183 kW at 8.06 cents.
+    assert offer.owned_usd == pytest.approx(8 * wall / 3600 * (33_750 / 35_040 + 1.183 * 0.0806))
     without = next(o for o in found_for("h100-sxm-80gb").offers if o.gpus == 8)
+    assert without.owned_usd is None
     assert without.total_kwh is None
     assert without.kwh_per_million == pytest.approx(per_million)
 

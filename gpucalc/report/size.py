@@ -85,6 +85,8 @@ def _facts(offer: Offer) -> Iterator[str]:
     yield f"{_VERDICTS[offer.level]}, {spare} of a GPU to spare; bound by {clean(plan.binds)}"
     yield _layout(plan)
     yield f"{_speed(offer)}; {_money(offer)}"
+    if offer.owned_usd is not None:
+        yield f"{_dollars(offer.owned_usd)} on machines of one's own: depreciation and power"
     if (energy := _energy(offer)) is not None:
         yield energy
     yield _holds(offer)
@@ -308,6 +310,7 @@ def _offer(offer: Offer) -> dict[str, Any]:
         "wall_s": offer.wall_s(),
         "usd_per_hour": offer.usd_per_hour,
         "total_usd": offer.total_usd(),
+        "owned_usd": offer.owned_usd,
         "kwh_per_million_tokens": offer.kwh_per_million,
         "total_kwh": offer.total_kwh,
         "total_carbon_kg": offer.total_carbon_kg,
