@@ -29,7 +29,7 @@ HOSTILE = (
     '"><img src=x onerror=alert(2)>',
     "</style><svg onload=alert(3)>",
     "a&b \x1b[31m\u202egnp.exe",
-    "x" * 5000,
+    "x" * 100_000,
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpucalc.errors import one_line
 
-LONGEST = 400  # characters of one text from outside; a model's name is not a place for a book
+LONGEST = 4000  # characters of one text: launch lines and sources are shorter, a hostile note is not
 _VOID = {"meta", "link", "br", "col", "rect", "line", "circle", "path"}
 # Tags whose end a reader of HTML knows without being told; they are most of a long page.
 _OPEN_END = {"td", "th", "tr", "li", "dt", "dd"}
@@ -29,6 +29,12 @@ def text(value: object) -> Html:
     if len(line) > LONGEST:
         line = line[: LONGEST - 1] + "…"
     return Html(escape(line))
+
+
+def short(value: object, most: int = 120) -> str:
+    """A name, cut where it is longer than a name is."""
+    line = one_line(str(value))
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def tag(name: str, /, *content: Content, **attributes: object) -> Html:

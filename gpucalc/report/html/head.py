@@ -8,7 +8,7 @@ from gpucalc import units
 from gpucalc.line import Line
 from gpucalc.plan.answer import Level, Plan
 from gpucalc.report.html.ledger import Ledger
-from gpucalc.report.markup import Content, Html, join, tag
+from gpucalc.report.markup import Content, Html, join, short, tag
 from gpucalc.report.table import run_words, size_words, verdict_words
 
 _WORDS = {
@@ -20,7 +20,7 @@ _WORDS = {
 
 def title(answer: Plan) -> str:
     """The page's title."""
-    return f"{answer.name} on {answer.fleet}: {_WORDS[answer.verdict.level][0].lower()}"
+    return f"{short(answer.name)} on {short(answer.fleet)}: {_WORDS[answer.verdict.level][0].lower()}"
 
 
 def head(answer: Plan) -> Html:
@@ -29,7 +29,7 @@ def head(answer: Plan) -> Html:
     return tag(
         "header",
         tag("p", "gpucalc plan", class_="kicker"),
-        tag("h1", answer.name, " ", tag("span", "on ", answer.fleet)),
+        tag("h1", short(answer.name), " ", tag("span", "on ", short(answer.fleet))),
         tag("p", size_words(answer.model), class_="lead"),
         tag("p", recipe, tag("br"), layout, class_="recipe"),
     )

@@ -9,7 +9,7 @@ from gpucalc.plan.answer import Plan, Split
 from gpucalc.report import mixed
 from gpucalc.report.html.ledger import Ledger
 from gpucalc.report.html.pieces import Row, Section, figure, section, table
-from gpucalc.report.markup import Html, join, tag
+from gpucalc.report.markup import Html, join, short, tag
 from gpucalc.report.svg.bars import Bar, Piece, stacks
 from gpucalc.report.svg.topology import Node, topology
 from gpucalc.spec.hardware import Cluster, Pool
@@ -23,7 +23,7 @@ def machine(answer: Plan, cluster: Cluster | None, ledger: Ledger) -> Section | 
         return None
     nodes = list(_nodes(answer, cluster))
     network = _network(cluster)
-    label = f"Topology of {answer.fleet}: {_count(len(nodes), 'node')}"
+    label = f"Topology of {short(answer.fleet)}: {_count(len(nodes), 'node')}"
     parts = [
         f"{pool.nodes} x {pool.gpus_per_node} {pool.gpu.name} joined by {link_words(pool)}"
         for pool in cluster.pools

@@ -53,13 +53,13 @@ def stacks(
     shapes = [_grid(axis, _TOP, foot, shown, unit)]
     for number, bar in enumerate(bars):
         top = _TOP + _ROW * number
-        shapes.append(_label(bar, top))
         shapes.append(_pieces(bar.pieces, axis, 0.0, top + 18, shown))
         if bar.total > limit:
             over = axis.at(bar.total) - axis.at(limit)
             shapes.append(box(axis.at(limit), top + 18, over, _BAR, "over", f"{bar.label}: beyond the limit"))
     at = axis.at(limit)
     shapes.append(segment(at, _TOP - 8, at, foot - 4, "limit"))
+    shapes += [_label(bar, _TOP + _ROW * number) for number, bar in enumerate(bars)]  # above the limit's line
     shapes.append(words(at, 12, limit_words, class_="t limit-t", anchor="end" if at > 0.5 else ""))
     return drawing(foot + _FOOT, label, shapes)
 
@@ -86,7 +86,7 @@ def strip(pieces: Sequence[Piece], shown: Callable[[float], str], label: str) ->
 
 
 def _label(bar: Bar, top: float) -> Html:
-    class_ = "t strong" if bar.strong else "t"
+    class_ = "t halo strong" if bar.strong else "t halo"
     return words(0, top + 13, bar.label, " ", tag("tspan", bar.amount, class_="quiet", dx=4), class_=class_)
 
 
