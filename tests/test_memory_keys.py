@@ -197,3 +197,22 @@ def test_deepspeeds_sizes_are_keys() -> None:
     assert sized["step"].child("fp32_gradient_partition").value == 4 * 3_000_000
     with pytest.raises(InputError, match="does not apply to fsdp"):
         TrainRun.read({"framework": "fsdp", "sub_group_size": 1000})
+
+
+@pytest.mark.parametrize(
+    ("run", "copies"),
+    [
+        ({"framework": "deepspeed", "zero_stage": 3}, 1),
+        ({"framework": "deepspeed", "zero_stage": 3, "year": 2023}, 4),
+        ({"framework": "deepspeed", "zero_stage": 2}, 4),
+        ({"framework": "fsdp"}, 1),
+        ({"framework": "ddp"}, 4),
+    ],
+)
+def test_ranks_that_read_the_weights(run: dict[str, Any], copies: int) -> None:
+    settled, _ = settle(TrainRun.read({"seq_len": 256, "micro_batch": 1, **run}))
+    layout, _ = resolve_layout(settled, GRAPH, gpus=4)
+    recipe = resolve_recipe(settled, GRAPH)
+    host = host_memory(GRAPH, layout, recipe, ranks=4, nodes=1)
+    assert host is not None
+    assert host.child("load").child("loaded_copies").value == copies * PARAMS * recipe.loaded_bytes

@@ -829,6 +829,8 @@ def _loading(
             chosen["host_load"] = "none"
         elif run.framework == "fsdp" and year >= 2024:
             choose("host_load", "one-rank", "Accelerate loads on one rank and broadcasts since 2024")
+        elif run.framework == "deepspeed" and stage == 3 and year >= 2024:
+            choose("host_load", "one-rank", "Transformers reads on one rank under stage 3 since 2024")
         elif run.quantization is not None or run.method == "qlora":
             chosen["host_load"] = "none"  # quantised on the GPU, tensor by tensor
         else:
