@@ -111,7 +111,7 @@ class Offer:
 
     @property
     def owned_usd(self) -> float | None:
-        """The token budget on bought machines, idle ones too: depreciation and power; None without a price."""
+        """The token budget on bought machines, idle ones too; None where no price to buy is known."""
         owned = self._of_budget("owned")
         return None if owned is None else owned * self.gpus / self.used
 

@@ -14,7 +14,7 @@ from gpucalc.catalog import open_catalog
 from gpucalc.errors import InputError
 from gpucalc.formulas.rules_machine import batch_share, equal_split_efficiency
 from gpucalc.jobs import resolve
-from gpucalc.mixed import _by_weight
+from gpucalc.mixed.stages import by_weight
 from gpucalc.plan.answer import Level, Plan, Split
 from gpucalc.plan.evaluate import Subject
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe
@@ -74,14 +74,14 @@ def test_the_note_of_a_mixed_plan_gives_that_share(llama: Plan) -> None:
         (24, [1.0, 1.0, 1000.0], (1, 1, 22)),
     ],
 )
-def test_layers_by_weight(layers: int, weights: list[float], sizes: tuple[int, ...]) -> None:
-    assert _by_weight(layers, weights) == sizes
+def test_layersby_weight(layers: int, weights: list[float], sizes: tuple[int, ...]) -> None:
+    assert by_weight(layers, weights) == sizes
 
 
 @settings(max_examples=100, deadline=None)
 @given(weights=st.lists(st.floats(0.01, 100), min_size=1, max_size=8), layers=st.integers(8, 130))
-def test_layers_by_weight_are_all_dealt_out(weights: list[float], layers: int) -> None:
-    sizes = _by_weight(layers, weights)
+def test_layersby_weight_are_all_dealt_out(weights: list[float], layers: int) -> None:
+    sizes = by_weight(layers, weights)
     assert sum(sizes) == layers
     assert min(sizes) >= 1
 
