@@ -216,3 +216,14 @@ def test_ranks_that_read_the_weights(run: dict[str, Any], copies: int) -> None:
     host = host_memory(GRAPH, layout, recipe, ranks=4, nodes=1)
     assert host is not None
     assert host.child("load").child("loaded_copies").value == copies * PARAMS * recipe.loaded_bytes
+
+
+def test_a_layer_of_offloaded_activations_is_on_its_way() -> None:
+    kept = phases(seq_len=2048, framework="fsdp", fused_kernels=True)["backward"].child("activations")
+    one = kept.children[0].value / LAYERS
+    moved = phases(seq_len=2048, framework="fsdp", fused_kernels=True, offload="activations-cpu")
+    for phase in ("forward", "backward"):
+        assert moved[phase].child("activations_in_transit").value == one
+        assert "activations" not in names(moved[phase])
+    rebuilt = phases(2, seq_len=2048, framework="fsdp", offload="activations-cpu", recompute="full")
+    assert rebuilt["forward"].child("activations_in_transit").value == 2 * HIDDEN * 2048  # a layer's input

@@ -164,8 +164,26 @@ def activations(rank: Rank, *, one_layer: bool = False) -> tuple[Line, ...]:
         )
     lines += dora_weights(rank, one_layer=one_layer)
     if "activations" in rank.recipe.offload:
-        return ()
+        return in_transit(rank)
     return (total("activations", tuple(lines), unit="bytes"),)
+
+
+def in_transit(rank: Rank) -> tuple[Line, ...]:
+    """Of activations that live on the host: what one layer keeps, on its way there or back."""
+    if not rank.stage.layers:
+        return ()
+    run = widest_run(rank)
+    return (
+        compute(
+            "activations_in_transit",
+            act.kept_activation_bytes,
+            kind=Kind.MODELLED,
+            layer_bytes=kept_layer(rank, run),
+            layers=1,
+            in_flight=1,
+            note=f"one {run.block.name}",
+        ),
+    )
 
 
 def dora_weights(rank: Rank, *, one_layer: bool = False) -> list[Line]:
