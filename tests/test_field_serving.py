@@ -99,3 +99,19 @@ def advised(plan: Plan, wanted: Mapping[str, Any]) -> None:
     if wanted.get("faster"):
         assert plan.throughput is not None
         assert action.tokens_per_s > plan.throughput.value
+
+
+def test_what_others_hold_is_taken_off_a_trainers_card_too() -> None:
+    """The same report asked of training: the card is as large as what is free, and the plan says so."""
+    run = {"task": "train", "framework": "ddp", "seq_len": 512, "micro_batch": 1}
+    job = {"name": "shared-box", "model": "qwen3-0.6b", "gpus": "1xRTXA6000", "run": run}
+    alone = plan_job(resolve_data(job, CATALOG, where="job"), CATALOG, advice=False)
+    run["memory_in_use_gib"] = 15.94
+    beside = plan_job(resolve_data(job, CATALOG, where="job"), CATALOG, advice=False)
+    taken = alone.verdict.capacity.value - beside.verdict.capacity.value
+    assert taken == pytest.approx(15.94 * GIB)
+    assert alone.verdict.needed.value == beside.verdict.needed.value
+    assert beside.verdict.capacity.note == "beside what others hold"
+    run["memory_in_use_gib"] = 60
+    with pytest.raises(GpucalcError, match="is all the smallest card has"):
+        plan_job(resolve_data(job, CATALOG, where="job"), CATALOG, advice=False)
