@@ -65,7 +65,10 @@ def probe_command(
     catalog: CatalogDir = None,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine, for plan --calibration; try a job on it with --stages."""
+    """Measure this machine, or try a job on it.
+
+    What is measured is for plan --calibration; --stages tries a job.
+    """
     from gpucalc.catalog import open_catalog
     from gpucalc.commands import progress
     from gpucalc.errors import CannotMeasure, InputError
