@@ -193,7 +193,7 @@ def best_layouts(
     for part, there in fleets:
         space = Space(subject.graph, free, there)
         try:
-            found = explore(subject, space, there, errors, keep=max(SHOWN, 16), progress=progress)
+            found = explore(subject, space, there, errors, keep=SHOWN, progress=progress)
         except Infeasible:
             if len(fleets) == 1:
                 raise

@@ -33,7 +33,7 @@ __all__ = (
 
 # Candidates up to which loading numpy takes longer than weighing them one by one.
 SMALL_SPACE = 64
-KEPT = 16  # best layouts kept of a search; all of them are run through the pipeline's schedule
+KEPT = 8  # best layouts kept of a search; all of them are run through the pipeline's schedule
 
 MANY_KEYS = 3  # settled together: the reason is given once
 
@@ -114,7 +114,7 @@ def one_by_one(space: Space, scale: Scale, *, keep: int) -> Found:
         if not front or one.samples_per_s > front[-1].samples_per_s:
             front.append(one)
     return Found(
-        best=weighed[:keep] if fitting else weighed[:1],
+        best=fitting[:keep] or weighed[:1],
         front=front,
         legal=len(weighed),
         fitting=len(fitting),

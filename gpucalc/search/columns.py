@@ -34,7 +34,7 @@ def search(space: Space, scale: Scale, *, keep: int, progress: Progress | None =
     """Every legal layout of a space: the best few, the front, and counts."""
     began = time.process_time()
     keeper = _Keeper(keep)
-    made: dict[Axes, _Columns] = {}
+    made: dict[tuple[Any, ...], _Columns] = {}
     known: dict[tuple[Axes, Any], _Known] = {}
     structures = list(space.structures())
     last: int | None = None
@@ -47,9 +47,10 @@ def search(space: Space, scale: Scale, *, keep: int, progress: Progress | None =
             for whole in space.axes(one):
                 for axes, recipe in _by_recipe(space, scale, one, whole):
                     for cut in _cuts(axes):
-                        columns = made.get(cut)
+                        key = (cut, one.schedule, space.stands_for_one(one))
+                        columns = made.get(key)
                         if columns is None:
-                            columns = made[cut] = _Columns(space, one, cut)
+                            columns = made[key] = _Columns(space, one, cut)
                         if columns.legal_count:
                             shared = known.setdefault((cut, one.schedule), _Known())
                             _block(space, scale, one, columns, recipe, shared, keeper)
@@ -96,7 +97,7 @@ class _Columns:
         tp, cp = (_column([pair[side] for pair in axes.pairs], 0) for side in (0, 1))
         ep, etp = (_column([pair[side] for pair in axes.experts], 1) for side in (0, 1))
         micro_batch = _column(axes.micro_batches, 2)
-        self.shared = axes.pairs[0][0] * one.pp < space.gpus  # over dp and cp
+        self.shared = any(pair[0] * one.pp < space.gpus for pair in axes.pairs)  # over dp and cp
         dp = space.gpus // (tp * cp * one.pp)
         shard = dp if space.run.dp_shard is None else space.run.dp_shard
         self.batch: Column = space.global_batch(one, micro_batch, dp)

@@ -171,24 +171,34 @@ class Space:
     # -- axes ---------------------------------------------------------------------------------------
 
     def axes(self, one: Structure) -> list[Axes]:
-        """The axes of a structure: one set for layouts that shard, one for those with nothing to shard,
-        and one for each way in which interleaving deals out unlike layers.
+        """The axes of a structure: one set for each way in which interleaving deals out unlike layers.
+
+        Layouts with nothing to shard stand apart where stages hold other tensors than they do.
         """
         pairs = self._pairs(one)
         sharing = [pair for pair in pairs if pair[0] * one.pp < self.gpus]
         lone = [pair for pair in pairs if pair[0] * one.pp == self.gpus]
-        if lone and not self._stage_of_one(one):
-            lone = []
+        parts = [pairs if sharing else []] if self._alike(one) else [sharing]
+        if self.stands_for_one(one) and not (sharing and self._alike(one)):
+            parts.append(lone)
         experts = self._expert_pairs(one)
         found = []
-        for held in (sharing, lone):
+        for held in parts:
             for vpps in self._vpps(one):
                 axes = Axes(tuple(held), experts, self._micro_batches, self._sequence_parallel, vpps)
                 if axes.size:
                     found.append(axes)
         return found
 
-    def _stage_of_one(self, one: Structure) -> bool:
+    def _alike(self, one: Structure) -> bool:
+        """Whether a group of one rank holds the same tensors, and its host too, with and without a stage.
+
+        Experts may be shared where the rest is not.
+        """
+        stage = one.zero_stage if isinstance(one.zero_stage, int) else 0
+        return stage <= 1 and not self.has_experts and one.offload in ("none", "activations-cpu")
+
+    def stands_for_one(self, one: Structure) -> bool:
         """Whether a structure stands for all sharding stages of layouts with nothing to shard.
 
         DeepSpeed's engine runs its stage all the same.
@@ -306,6 +316,8 @@ class Space:
             broken = broken | too_few_to_fold(one.pp, count) | uneven_ends(one.schedule, count)
         if self.run.grad_accum is not None and self.batch is not None:
             broken = broken | (self.run.grad_accum * d.micro_batch * dp != self.batch)
+        if not self.stands_for_one(one):  # counted with another stage
+            broken = broken | (tp * one.pp == self.gpus)
         if self.run.etp == "auto":  # other degrees cost exchanges that the formulas do not know
             broken = broken | ((axes["etp"] > 1) & (axes["etp"] != tp))
         if self.run.sequence_parallel == "auto":  # means nothing without tp: counted once
