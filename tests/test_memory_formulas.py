@@ -389,3 +389,28 @@ def test_recomputed_layers() -> None:
     assert act.recomputed_layer_bytes(full_bytes=100, kept_bytes=30) == 70
     assert act.recomputed_layer_bytes(full_bytes=100, kept_bytes=130) == 0
     assert act.every_second_layer_bytes(full_bytes=100, checkpoint_bytes=10) == 55
+
+
+def test_copies_beside_trained_weights() -> None:
+    shared = {"params": 1000, "element_bytes": 4, "shard": 8}
+    assert mem.averaged_weight_bytes(**shared, zero_stage=2) == 4000  # copied whole, as the weights are held
+    assert mem.averaged_weight_bytes(**shared, zero_stage=3) == 500
+
+
+def test_frozen_weights_gathered_beside_adapters() -> None:
+    # a layer of 100 and the tables and the next layer, 350, in 16 bit: no gradients
+    assert mem.fsdp_frozen_backward_bytes(layer_params=100, other_params=350, element_bytes=2) == 900
+
+
+def test_what_stays_where_latents_are_projected_again() -> None:
+    # 8 heads of 64: the result in 16 bit, and log-sum-exps
+    assert act.attention_output_saved_bytes(heads=8, v_dim=64, activation_bytes=2) == 1024 + 32
+
+
+def test_scores_in_written_out_attention_backward() -> None:
+    # 2 heads x 8 keys x 8 tokens: three in fp32 less 4 + 2 kept, 6 bytes each
+    sizes = {"heads": 2, "span": 8, "tokens": 8, "softmax_bytes": 4, "probability_bytes": 6}
+    assert act.eager_attention_backward_bytes(**sizes, freed_bytes=0, tp=1) == 6 * 128
+    assert act.eager_attention_backward_bytes(**sizes, freed_bytes=0, tp=2) == 3 * 128
+    assert act.eager_attention_backward_bytes(**sizes, freed_bytes=700, tp=1) == 68
+    assert act.eager_attention_backward_bytes(**sizes, freed_bytes=9000, tp=1) == 0
