@@ -295,6 +295,32 @@ def test_newer_builds_of_llama_cpp_are_within_three_tenths(
     assert 1 / timed(model, (1, gpu), **run).decode_step_s.value == pytest.approx(published, rel=0.3)
 
 
+@pytest.mark.parametrize(
+    ("model", "gpus", "run", "tpot_ms"),
+    [
+        # vllm-project/vllm pull request 43232: 847 tokens/s at 64 in flight, prompts of 30,000 tokens.
+        (
+            "qwen3-235b-a22b",
+            (4, "b200-sxm"),
+            {"version": "0.21.0", "quant": "fp8", "kv_dtype": "fp8", "tp": 4, "isl": 30000, "osl": 1000,
+             "concurrency": 64, "max_model_len": 32768, "gpu_memory_utilization": 0.85},
+            64 / 847 * 1e3,
+        ),
+        # ai-bot-pro/achatbot pull request 183: answers of 1,024 tokens take 8.43 s, 2.73 of them to the first.
+        (
+            "gpt-oss-20b",
+            (1, "h100-sxm-80gb"),
+            {"framework": "sglang", "isl": 512, "osl": 1024, "concurrency": 4},
+            (8432 - 2731) / 1023,
+        ),
+    ],
+)  # fmt: skip
+def test_runs_no_constant_was_fitted_to_are_within_a_quarter(
+    model: str, gpus: tuple[int, str], run: dict[str, Any], tpot_ms: float
+) -> None:
+    assert 1e3 * timed(model, gpus, **run).decode_step_s.value == pytest.approx(tpot_ms, rel=0.25)
+
+
 def test_experts_were_started_one_by_one_before_april_2025() -> None:
     run = {"framework": "llamacpp", "quant": "q4_k_m", "isl": 512, "osl": 128, "max_model_len": 4096}
     old = timed("deepseek-v2-lite", (1, "rtx-4090"), version="b5000", **run)
