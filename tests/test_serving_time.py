@@ -306,7 +306,7 @@ def test_newer_builds_of_llama_cpp_are_within_three_tenths(
              "concurrency": 64, "max_model_len": 32768, "gpu_memory_utilization": 0.85},
             64 / 847 * 1e3,
         ),
-        # ai-bot-pro/achatbot pull request 183: answers of 1,024 tokens take 8.43 s, 2.73 of them to the first.
+        # ai-bot-pro/achatbot pull request 183: 1,024 tokens take 8.43 s, 2.73 of them to the first.
         (
             "gpt-oss-20b",
             (1, "h100-sxm-80gb"),
