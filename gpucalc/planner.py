@@ -122,7 +122,7 @@ def plan_job(
     def clusters(card: str, count: int) -> Cluster:
         return catalog.cluster([(None, count, card)])
 
-    if len(cluster.pools) > 1:
+    if len({pool.gpu.id for pool in cluster.pools}) > 1:
         from gpucalc.mixed import peak_note, splits  # fleets of one kind do without
 
         ways = splits(

@@ -29,9 +29,13 @@ class Case:
     batch: int  # samples a step to come near to
     exact: bool  # the job states them
 
+    def capacity(self, pool: Pool) -> float:
+        """Bytes a kind has beside what others hold on each card."""
+        return float(pool.gpu.usable_memory().value) - self.recipe.in_use_bytes
+
     def level(self, needed: float, pool: Pool) -> Level:
         """Whether a kind holds so much."""
-        return level_of(needed, float(pool.gpu.usable_memory().value), self.error)
+        return level_of(needed, self.capacity(pool), self.error)
 
     def rate(self, samples: int, step_s: float) -> float:
         """Tokens a second, samples of models without tokens."""
@@ -58,6 +62,7 @@ def near(case: Case, at_once: int) -> int | None:
 def split_of(
     case: Case, how: str, parts: Sequence[PoolShare], samples: int, step: Callable[[], float]
 ) -> Split:
+    """The way these parts are; the step is timed where all of them may fit."""
     level = max((part.level for part in parts), key=LEVELS.__getitem__)
     seconds = step() if level is not Level.DOES_NOT_FIT else None
     return Split(
@@ -75,4 +80,5 @@ def split_of(
 
 
 def fleet_of(pools: Sequence[Pool]) -> str:
+    """The words that plan so many of each."""
     return "+".join(f"{pool.count}x{pool.gpu.id}" for pool in pools)

@@ -61,7 +61,7 @@ def _shared(case: Case, how: str, layouts: Sequence[Layout]) -> Split:
                 micro_batches=layout.micro_batches,
                 layers=(),
                 needed_bytes=needed,
-                capacity_bytes=float(pool.gpu.usable_memory().value),
+                capacity_bytes=case.capacity(pool),
                 level=case.level(needed, pool),
                 busy_s=layout.micro_batches
                 * micro_batch_s(graph, layout, case.recipe, case.cluster, pools.index(pool)),

@@ -121,7 +121,7 @@ def _overfull(case: Case, layout: Layout, owners: tuple[int, ...]) -> dict[int, 
         pool = case.cluster.pools[owner]
         needed = float(needed_bytes(case.subject.graph, layout, case.recipe, pool, (stage,)).value)
         if case.level(needed, pool) is Level.DOES_NOT_FIT:
-            found[stage] = needed - float(pool.gpu.usable_memory().value)
+            found[stage] = needed - case.capacity(pool)
     return found
 
 
@@ -155,7 +155,7 @@ def _stage_split(case: Case, layout: Layout, owners: tuple[int, ...]) -> Split:
                 micro_batches=layout.micro_batches,
                 layers=tuple(layout.stage_layers[stage] for stage in own),
                 needed_bytes=needed,
-                capacity_bytes=float(pool.gpu.usable_memory().value),
+                capacity_bytes=case.capacity(pool),
                 level=case.level(needed, pool),
                 busy_s=layout.micro_batches * max(each[stage] for stage in own),
             )
