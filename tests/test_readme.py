@@ -21,6 +21,8 @@ from gpucalc.errors import ExitCode
 from gpucalc.jobs import resolve
 from gpucalc.planner import plan_job
 from gpucalc.spec.yamlio import load_yaml
+from gpucalc.validate import Bounds
+from gpucalc.validate_serving import BOUNDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -65,7 +67,7 @@ def test_files_stand_before_the_commands_that_need_them() -> None:
         if isinstance(step, Shown):
             there.add(step.name)
             continue
-        for words in calls(step.line):
+        for words in calls(step.line) if isinstance(step, Typed) else ():
             there |= {words[place + 1] for place, word in enumerate(words[:-1]) if word in ("-o", "--output")}
             assert {word for word in words if word in FILES} <= there, step.line
 
@@ -149,6 +151,17 @@ def test_the_layers_are_those_that_are_held(committed: Callable[[str, str], None
         rows += textwrap.wrap("  ".join(words), 90, break_on_hyphens=False)
     text = "\n```text\n" + "\n".join(rows) + "\n```\n\n"
     committed("README.md", rewritten("<!-- layers -->\n", lambda _: text, end="<!-- end -->").rstrip("\n"))
+
+
+def test_the_promises_are_the_bounds_that_validate_holds() -> None:
+    bounds, served = Bounds(), {name: bound.median for name, bound in BOUNDS.items()}
+    assert served["weights"] == served["kv_tokens"]
+    promised = (
+        f"within {bounds.peak_memory_median:.0%} of a training run's memory and {bounds.throughput_median:.0%} of its"
+        f" throughput, within {served['weights']:.0%} of a deployment's weights and cache and"
+        f" {served['decode_speed']:.0%} of its decode speed"
+    )
+    assert promised.replace("%", " %") in " ".join(README.split())
 
 
 def comparison_row() -> str:
