@@ -158,7 +158,8 @@ def test_the_promises_are_the_bounds_that_validate_holds() -> None:
     assert served["weights"] == served["kv_tokens"]
     promised = (
         f"within {bounds.peak_memory_median:.0%} of a training run's memory and"
-        f" {bounds.throughput_median:.0%} of its throughput, within {served['weights']:.0%} of a deployment's weights and cache and"
+        f" {bounds.throughput_median:.0%} of its throughput,"
+        f" within {served['weights']:.0%} of a deployment's weights and cache and"
         f" {served['decode_speed']:.0%} of its decode speed"
     )
     assert promised.replace("%", " %") in " ".join(README.split())
