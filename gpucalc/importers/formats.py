@@ -29,21 +29,26 @@ _MARKS: dict[str, frozenset[str]] = {
 }  # fmt: skip
 FORMATS = (*_MARKS, "torchtune", "llama-server")
 _LINE_PROGRAMS = {
-    "vllm": ("vllm", "vllm.entrypoints.openai.api_server"),
+    "vllm": ("vllm", "vllm.entrypoints.openai.api_server", "vllm-openai"),
     "sglang": ("sglang.launch_server", "sglang"),
     "llama-server": ("llama-server", "llama-cli", "llama-bench"),
 }
+# Servers known by name whose lines have no reader: better a plain word than another server's reading.
+_UNREAD = (
+    "trtllm-serve", "text-generation-launcher", "lmdeploy", "ollama", "mlc_llm", "tritonserver",
+    "mistralrs-server", "koboldcpp", "ktransformers", "dynamo",
+)  # fmt: skip
 _SCRIPTS = (".sh", ".bash", ".txt", ".args", ".slurm", ".sbatch", ".cmd")
 
 
 def is_line(text: str) -> bool:
     """Whether an argument is a command line and not a path."""
-    first = text.split(maxsplit=1)[0].rsplit("/", 1)[-1] if text.split() else ""
-    known = {name for names in _LINE_PROGRAMS.values() for name in names}
-    return " " in text.strip() and (
-        first in known
-        or (first in ("python", "python3", "torchrun", "accelerate", "deepspeed") and "--" in text)
-    )
+    from gpucalc.importers.launchers import NAMES
+
+    words = text.split()
+    known = {name for names in _LINE_PROGRAMS.values() for name in names} | NAMES | set(_UNREAD)
+    last = {word.strip("\"'").rsplit("/", 1)[-1].partition(":")[0] for word in words}
+    return len(words) > 1 and (bool(last & known) or any(word.startswith("--") for word in words))
 
 
 def is_script(path: Path) -> bool:
@@ -86,6 +91,7 @@ def read_data(data: Mapping[Any, Any], where: str, format: str | None = None) ->
 def read_line(text: str, where: str, format: str | None = None) -> ImportedJob:
     """A job out of a command line or launch script; nothing of it is run. Raises InputError."""
     from gpucalc.importers import servers
+    from gpucalc.importers.launchers import configured
     from gpucalc.importers.shell import commands, parse_flags
 
     found = commands(text, where)
@@ -98,7 +104,19 @@ def read_line(text: str, where: str, format: str | None = None) -> ImportedJob:
                     "sglang": servers.sglang_line,
                     "llama-server": servers.llama_line,
                 }
-                return read[kind](command.words, where)
+                start = command.place(*names) or 0  # what starts the program has flags of its own
+                return read[kind](command.words[start:], where)
+    for command in found if wanted is None else ():
+        if command.starts(*_UNREAD):
+            given = command.words[command.place(*_UNREAD) or 0]
+            raise InputError(
+                "its command line has no reader", where=where, given=given, legal=", ".join(FORMATS)
+            )
+    for command in found:
+        if wanted is None or wanted in ("llama-factory", "axolotl", "torchtune", "torchtitan"):
+            job = configured(command, where, _reader)
+            if job is not None:
+                return job
     best: dict[str, Any] = {}
     for command in found:
         flags, _ = parse_flags(command.words)

@@ -114,7 +114,11 @@ def _job(job: ImportedJob) -> Loaded:
     asked = job.asked
     if "model" not in job.data:
         asked = ("the file names no model; settle it with --model NAME", *asked)
-    count = f" {job.ranks}xNAME: it starts {job.ranks} processes" if job.ranks else ""
+    count = (
+        f" {job.ranks}xNAME: it starts {job.ranks} process{'' if job.ranks == 1 else 'es'}"
+        if job.ranks
+        else ""
+    )
     asked = (*asked, f"the file names no GPUs; settle it with --gpus{count}")
     return Loaded("job", job.format, job.where, job.data, job.understood, job.assumed, asked, job.ignored)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from gpucalc.importers.launchers import with_config
 from gpucalc.importers.shell import parse_flags
 from gpucalc.importers.words import Draft, ImportedJob, Words
 
@@ -47,9 +49,14 @@ _SWITCHES = frozenset({
 def vllm_line(words: Sequence[str], where: str) -> ImportedJob:
     """`vllm serve MODEL --flags`, or the older api_server module."""
     flags, loose = parse_flags(words, VLLM_SHORT, _SWITCHES)
-    if "serve" in loose and loose.index("serve") + 1 < len(loose):
-        flags.setdefault("model", loose[loose.index("serve") + 1])
-    return vllm(flags, where)
+    positional = loose[loose.index("serve") + 1 :] if "serve" in loose else []
+    if not positional and loose[:1] and "vllm-openai" in loose[0]:  # an image that starts the server
+        positional = [word for word in loose[1:] if "/" in word]
+    if positional:
+        flags.setdefault("model", positional[0])
+    flags, missing = with_config(flags, "config", where)
+    job = vllm(flags, where)
+    return replace(job, asked=(*job.asked, missing)) if missing else job
 
 
 def vllm(flags: Mapping[str, Any], where: str) -> ImportedJob:

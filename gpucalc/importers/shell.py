@@ -15,10 +15,12 @@ from typing import Any
 from gpucalc.errors import InputError
 
 MAX_WORDS = 20_000
+MAX_SHELLS = 3  # of shells that start shells
 _ASSIGN = re.compile(r"(?:export\s+|declare\s+(?:-\w+\s+)?|local\s+)?([A-Za-z_]\w*)(\+?=)(.*)", re.DOTALL)
 _VARIABLE = re.compile(
     r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?[-=]([^}]*))?\}|\$([A-Za-z_]\w*)|\$\{[^}]*\}|\$\d|\$\(\([^)]*\)\)"
 )
+_CUTS = re.compile(r"\\.|'|\"|&&|\|\||;|\s\|\s|\s&\s")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 OPEN = "\0open"  # stands where a value is not known
 
@@ -29,12 +31,20 @@ class Command:
 
     words: tuple[str, ...]
 
+    def place(self, *names: str) -> int | None:
+        """Where one of these programs stands, by its last path component; an image's tag does not count."""
+        for index, word in enumerate(self.words):
+            last = word.rsplit("/", 1)[-1]
+            if last in names or last.partition(":")[0] in names:
+                return index
+        return None
+
     def starts(self, *names: str) -> bool:
-        """Whether one of the words is one of these programs, by its last path component."""
-        return any(word.rsplit("/", 1)[-1] in names for word in self.words)
+        """Whether one of the words is one of these programs."""
+        return self.place(*names) is not None
 
 
-def commands(text: str, where: str) -> list[Command]:
+def commands(text: str, where: str, depth: int = 0) -> list[Command]:
     """The commands of a script or the one on a line, longest variables filled in."""
     known: dict[str, str] = {}
     found: list[Command] = []
@@ -50,7 +60,7 @@ def commands(text: str, where: str) -> list[Command]:
             filled = _fill(value, known)
             known[name] = f"{known.get(name, '')} {filled}" if operator == "+=" else filled
             continue
-        for part in re.split(r"&&|\|\||;|\s\|\s|\s&\s", line):
+        for part in _apart(line):
             words = _split(_fill(part, known), where)
             while words and _ASSIGN.fullmatch(words[0]):
                 name, _, value = _ASSIGN.fullmatch(words[0]).groups()  # type: ignore[union-attr]
@@ -58,11 +68,38 @@ def commands(text: str, where: str) -> list[Command]:
                 words = words[1:]
             if words:
                 found.append(Command(tuple(words)))
+                inner = _inner_script(words)
+                if inner is not None and depth < MAX_SHELLS:
+                    found += commands(inner, where, depth + 1)
     if not any(word.startswith("-") for command in found for word in command.words):
         lone = [word for value in known.values() for word in _split(value, where)]
         if any(word.startswith("-") for word in lone):
             found.append(Command(tuple(lone)))
     return found
+
+
+def _apart(line: str) -> list[str]:
+    """The commands of one line, cut at `&&`, `||`, `;`, `|` and `&` that no quotes hold."""
+    parts: list[str] = []
+    start, quote = 0, ""
+    for match in _CUTS.finditer(line):
+        found = match[0]
+        if quote:
+            quote = "" if found == quote else quote
+        elif found in ("'", '"'):
+            quote = found
+        elif not found.startswith("\\"):
+            parts.append(line[start : match.start()])
+            start = match.end()
+    return [*parts, line[start:]]
+
+
+def _inner_script(words: Sequence[str]) -> str | None:
+    """What `bash -c "..."` runs, also behind other words."""
+    for shell, flag, script in zip(words, words[1:], words[2:], strict=False):
+        if shell.rsplit("/", 1)[-1] in ("bash", "sh", "zsh") and flag in ("-c", "-lc", "-ec"):
+            return script
+    return None
 
 
 def parse_flags(

@@ -32,6 +32,8 @@ def accelerate_into(words: Words, draft: Draft) -> None:
         axes.degree("parallelism_config_dp_replicate_size")
     kind = (words.text("distributed_type") or "NO").upper().removeprefix("DISTRIBUTEDTYPE.")
     mixed = (words.text("mixed_precision") or "no").lower()
+    if not words.has("mixed_precision"):
+        words.assume("mixed_precision not stated: no, accelerate's default")
     precision = {"no": "fp32", "false": "fp32", "fp32": "fp32"}.get(mixed, mixed)
     if precision not in ("fp32", "fp16", "bf16", "fp8"):
         raise words.wrong(("mixed_precision",), "is not a precision", mixed, "no, fp16, bf16, fp8")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpucalc.importers.launchers import beside, structured
+from gpucalc.importers.trainers.accelerate import accelerate_into
 from gpucalc.importers.trainers.common import optimizer_of, started
 from gpucalc.importers.trainers.deepspeed import deepspeed_into, named_deepspeed
 from gpucalc.importers.trainers.fsdp import HYBRID, STRATEGIES, fsdp_into
@@ -21,6 +23,17 @@ def transformers(data: Mapping[str, Any], where: str, folder: Path | None = None
     """TrainingArguments, as JSON, YAML or the flags of a training script, with those of TRL and PEFT."""
     words = Words(data, where)
     draft = Draft()
+    named = words.text("config_file")
+    if named is not None:  # of accelerate launch
+        path = beside(named, where)
+        if path is None:
+            words.ask(f"{named} is not here, so what it starts is not known", "run.framework")
+        else:
+            words.assume(f"accelerate's options read from {path}")
+            accelerate_into(Words(structured(path), where, "config_file.", words), draft)
+    mixed = words.text("mixed_precision")
+    if mixed in ("bf16", "fp16", "fp8"):
+        draft.run["precision"] = mixed
     arguments_into(words, draft, folder)
     return words.job("transformers", draft)
 
@@ -36,12 +49,14 @@ def arguments_into(words: Words, draft: Draft, folder: Path | None) -> None:
         run["micro_batch"] = 8
         words.assume("per_device_train_batch_size not stated: 8, the Trainer's default")
     accumulated = words.whole("gradient_accumulation_steps", sets="run.grad_accum")
-    run["grad_accum"] = 1 if accumulated is None else accumulated
+    run["grad_accum"] = run.get("grad_accum", 1) if accumulated is None else accumulated
     if words.flag("auto_find_batch_size"):
         words.ask("auto_find_batch_size shrinks the batch until it fits", "run.micro_batch")
     said = precision_of(words, words.flag("fp16"), words.flag("bf16", sets="run.precision"))
     stored = (words.text("torch_dtype", "dtype") or "").removeprefix("torch.")
-    if "precision" not in run and not (said is None and str(words.peek("bf16")).lower() == AUTO):
+    if said in ("fp16", "bf16"):
+        run["precision"] = said  # the script's own arguments win over what it is started with
+    elif "precision" not in run and not (said is None and str(words.peek("bf16")).lower() == AUTO):
         run["precision"] = said or "fp32"
         if run["precision"] == "fp32" and stored in ("bfloat16", "bf16", "float16", "fp16"):
             run["precision"] = "bf16-pure" if stored.startswith("b") else "fp16-pure"
@@ -90,7 +105,7 @@ def arguments_into(words: Words, draft: Draft, folder: Path | None) -> None:
             run["quantization"] = "nf4" if four else "int8"
         run["lora"] = lora_of(words, "lora_r", "lora_alpha", "lora_target_modules", rank=16, who="TRL")
     _sharded(words, draft, folder)
-    draft.ranks = started(words)
+    draft.ranks = started(words) or draft.ranks
     words.skip("fsdp_version", "save_only_model", "trust_remote_code", "ddp_find_unused_parameters")
     words.skip(
         "output_dir", "learning_rate", "num_train_epochs", "max_steps", "warmup_ratio", "warmup_steps",
