@@ -342,3 +342,17 @@ def test_modules_are_megatrons_and_of_a_selective_recomputation() -> None:
         TrainRun.read({**base, "framework": "fsdp", "recompute": "selective"})
     with pytest.raises(InputError, match="not a legal value"):
         TrainRun.read({**base, "framework": "megatron", "recompute": "selective", "recompute_modules": ["x"]})
+
+
+def test_autocast_takes_softmax_in_fp32() -> None:
+    bert = {"name": "bert", "architecture": "bert", "layers": 2, "hidden": 1024, "heads": 16, "vocab": 30522}
+    base = {"framework": "hf", "attention": "eager", "seq_len": 512, "micro_batch": 1, "dropout": True}
+
+    def scores(precision: str) -> float:
+        block, recipe = recipe_of({**base, "precision": precision}, bert)
+        line = layer_line(block, recipe, seq_len=512).child("attention")
+        return float(line.value - 4 * recipe.activation_bytes * 1024) / (16 * 512)
+
+    assert scores("fp16") == 4 + 1 + 2  # softmax's result, dropout's mask, what is left in 16 bit
+    assert scores("fp16-pure") == 2 + 1 + 2
+    assert scores("fp32") == 4 + 1 + 4

@@ -254,8 +254,10 @@ def _mixer_lines(
 
 
 def softmax_bytes(mixer: Attention, recipe: Recipe) -> int:
-    """Element size written-out attention takes its softmax in."""
-    fp32 = recipe.kernels == "eager" and mixer.rope != "none"
+    """Element size written-out attention takes its softmax in: fp32 in Llama's code and under CUDA's autocast
+    (softmax is among its fp32 functions, aten/src/ATen/autocast_mode.h).
+    """
+    fp32 = recipe.autocast or (recipe.kernels == "eager" and mixer.rope != "none")
     return 4 if fp32 else recipe.activation_bytes
 
 
