@@ -104,6 +104,7 @@ def test_attention_by_hand() -> None:
 def test_gaps_by_hand() -> None:
     assert f.gaps_s(layers=32, layer_s=70e-6) == pytest.approx(2.24e-3)
     assert f.expert_launches_s(experts=6, matrices=3, launch_s=38e-6) == pytest.approx(684e-6)
+    assert f.requests_in_flight(requests_per_s=20, request_s=8.5) == 170
     assert f.widened_bytes(matrices=2, inputs=4096, outputs=1024, bytes_per_param=0.5625) == 21_495_808
     assert f.between_passes_s(step_s=800e-6, requests=100, request_s=25e-6) == pytest.approx(3.3e-3)
     assert f.engine_all_reduce_s(collective_s=30e-6, alpha_s=10e-6, latency_share=0.5) == pytest.approx(25e-6)
