@@ -14,6 +14,7 @@ from gpucalc.plan.resolve import resolve_layout
 from gpucalc.plan.unlike import micro_batch_s, needed_bytes, shared_step
 
 MOST_MICRO_BATCH = 64
+MOST_COUNTS = 16  # micro-batches of a step that are tried where all ranks run as many
 POWERS = tuple(2**power for power in range(MOST_MICRO_BATCH.bit_length()))
 
 
@@ -133,14 +134,6 @@ class _Times:
             )
         return self._known[size]
 
-    def largest_within(self, seconds: float) -> int:
-        """The largest micro-batch done in that time, one at the least."""
-        low, high = 1, self.most
-        while low < high:  # the time grows with the size
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.of(middle) <= seconds else (low, middle - 1)
-        return low
-
     def best_size(self) -> int:
         """The power of two with the most samples a second."""
         fitting = (size for size in POWERS if size <= self.most)
@@ -152,20 +145,21 @@ def _shares(
     case: Case, layout: Layout, times: Sequence[_Times], ranks: Sequence[int]
 ) -> Iterator[tuple[tuple[int, int], ...]]:
     """Micro-batch and number of them for each kind, near to equal times and to the batch."""
-    together = layout.zero_stage >= 2
-    fastest = min(range(len(times)), key=lambda index: times[index].of(1))
-    for size in range(1, times[fastest].most + 1):
-        if size > 8 and size % 2:
+    for size in POWERS:  # equal shares are shares too
+        count = near(case, size * sum(ranks))
+        if count is not None and all(size <= one.most for one in times):
+            yield ((size, count),) * len(times)
+    for count in range(1, max(2, case.batch // sum(ranks) + 1)):
+        if case.exact and case.batch % count:
             continue
-        pace = times[fastest].of(size) * 1.02
-        sizes = [one.largest_within(pace) for one in times]
-        sizes[fastest] = size
-        at_once = sum(rank * own for rank, own in zip(ranks, sizes, strict=True))
-        count = near(case, at_once)
-        if count is not None:
-            yield tuple((own, count) for own in sizes)
-    if together:
+        sizes = _balanced(times, ranks, case.batch // count, exact=case.exact)
+        if sizes is not None and near(case, sum(r * s for r, s in zip(ranks, sizes, strict=True))) == count:
+            yield tuple((size, count) for size in sizes)
+        if count >= MOST_COUNTS:
+            break
+    if layout.zero_stage >= 2:
         return
+    fastest = min(range(len(times)), key=lambda index: times[index].of(1))
     # Each kind at the size it is quickest with, as many of them as it gets done.
     sizes = [one.best_size() for one in times]
     speeds = [rank * size / one.of(size) for rank, size, one in zip(ranks, sizes, times, strict=True)]
@@ -185,3 +179,26 @@ def _shares(
         if rest >= unit and (not case.exact or rest % unit == 0):
             counts[fastest] = round(rest / unit)
             yield tuple(zip(sizes, counts, strict=True))
+
+
+def _balanced(
+    times: Sequence[_Times], ranks: Sequence[int], samples: int, *, exact: bool
+) -> list[int] | None:
+    """Micro-batches that make so many samples in the shortest time; None where memory or rounding forbids.
+
+    Each further sample a rank goes to the kind that is done with it first.
+    """
+    sizes = [1] * len(times)
+    left = samples - sum(ranks)
+    while left > 0:
+        able = [
+            index
+            for index, one in enumerate(times)
+            if sizes[index] < one.most and (not exact or ranks[index] <= left)
+        ]
+        if not able:
+            return None if exact else sizes
+        given = min(able, key=lambda index: times[index].of(sizes[index] + 1))
+        sizes[given] += 1
+        left -= ranks[given]
+    return sizes if left == 0 or not exact else None
