@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import random
@@ -127,17 +128,26 @@ def test_noisy_products_of_catalogue_cards_give_their_constants_back(card: str, 
 
 
 def test_published_curves_are_fitted_within_the_errors_of_an_earlier_fit() -> None:
-    """Sixty NVIDIA nccl-tests sweeps of 12 sizes, which a law with a free exponent misses by 9.9 %."""
+    """A hundred NVIDIA nccl-tests sweeps of 12 sizes: each within the worst tenth of what a law with a free
+    exponent misses it by, nine in ten within its mean error, all together with little more than half of it.
+    """
     path = open_catalog().roots[-1] / "measurements" / "collectives" / "aiconfigurator.yaml"
-    errors = []
-    for row in load_yaml(path, mapping=False).data:
-        points = [(point["bytes"], point["time_us"] / 1e6) for point in row.get("points") or ()]
+    with (Path(__file__).parent / "data" / "nccl_fit_errors.csv").open() as file:
+        told = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    sweeps = {row["id"]: row for row in load_yaml(path, mapping=False).data}
+    errors = {}
+    for earlier in told:
+        row = sweeps[earlier["id"]]
+        points = [(point["bytes"], point["time_us"] / 1e6) for point in row["points"]]
         found = fit_link(points, bus_factor=bus_factor(row["op"], row["ranks"]))
-        if found is not None:
-            errors.append(found.error)
-    assert len(errors) > 60
-    assert sum(errors) / len(errors) < 0.099
-    assert max(errors) < 0.25  # a badly wired host of eight L40S
+        assert found is not None
+        assert found.error <= float(earlier["p90"]), earlier["id"]
+        errors[earlier["id"]] = (found.error, float(earlier["error"]))
+    assert len(errors) == 100
+    assert sum(mine for mine, _ in errors.values()) < 0.6 * sum(theirs for _, theirs in errors.values())
+    beyond = {name: pair for name, pair in errors.items() if pair[0] > pair[1]}
+    assert len(beyond) <= 12, beyond
+    assert all(mine < theirs + 0.03 for mine, theirs in beyond.values()), beyond
 
 
 def test_too_few_points_give_no_constants() -> None:
@@ -247,6 +257,18 @@ def test_a_busy_or_interrupted_measurement_is_not_used(save: Any, capsys: Any) -
     assert cut.collectives is not None
     assert cut.collectives.ops["all_gather"].doubts == ("the measurement ended early",)
     assert cut.collectives.ops["all_reduce"].doubts == ()
+
+
+def test_a_busy_card_spoils_what_all_cards_do_together() -> None:
+    points = [
+        {"kind": "busy", "why": "rank 3: processes 77 run on it"},
+        *matmul_points("bf16", 700e12, 2.9e12, 3e-6),
+        *comm_points("all_reduce", 20e-6, 400e9, 0.73),
+    ]
+    found = overlay.calibration(points, H100, date="2026-11-30")
+    assert found.collectives is not None
+    assert found.collectives.ops["all_reduce"].doubts == ("busy: rank 3: processes 77 run on it",)
+    assert found.matmul["bf16"].doubts == ()
 
 
 def test_several_nodes_say_nothing_of_the_links_inside_one(save: Any, capsys: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from gpucalc.probe.trials import trials
 from gpucalc.probe.worker import Config, points
 
 torch = pytest.importorskip("torch")
+OWN, NOBODY = os.getpid(), 2**22 + 7  # beyond the largest number Linux gives
 SMALL = replace(
     sweep("cuda", quick=True),
     shapes=((64, 64, 64), (128, 64, 64), (16, 128, 64), (16, 16, 16), (32, 32, 32)),
@@ -75,17 +77,31 @@ def test_a_card_torch_does_not_see_is_said(cuda: FakeCuda) -> None:
         Device("cuda", 0)
 
 
-def test_the_software_and_other_programs_are_told_first(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_software_is_told_first(cuda: FakeCuda) -> None:
     first = next(points(Config("cuda", (), True, 1, "", 30.0, ""), 0, 0))
     assert (first["name"], first["nccl"], first["backend"]) == ("NVIDIA H100 80GB HBM3", "2.27.3", "nccl")
     assert first["busy"] is None
-    other = SimpleNamespace(pid=4242, usedGpuMemory=2**30)
-    cards = [{**H100, "UUID": "GPU-00000000-aa", "ComputeRunningProcesses": [other]}]
-    monkeypatch.setattr("gpucalc.probe.device.library", lambda: FakeNvml(cards))
-    assert next(points(Config("cuda", (), True, 1, "", 30.0, ""), 0, 0))["busy"] == "processes 4242 run on it"
     assert cuda.log
+
+
+@pytest.mark.parametrize(
+    ("pids", "said"),
+    [
+        ((OWN,), None),
+        ((OWN, 1), "processes 1 run on it"),
+        ((NOBODY,), None),  # a container's own process, by its number outside
+        ((NOBODY, NOBODY + 1), f"processes {NOBODY + 1} run on it"),
+        ((1,), "processes 1 run on it"),
+    ],
+)
+def test_a_card_with_other_work_is_busy(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, pids: tuple[int, ...], said: str | None
+) -> None:
+    running = [SimpleNamespace(pid=pid, usedGpuMemory=2**30) for pid in pids]
+    cards = [{**H100, "UUID": "GPU-00000000-aa", "ComputeRunningProcesses": running}]
+    monkeypatch.setattr("gpucalc.probe.device.library", lambda: FakeNvml(cards))
+    assert Device("cuda", 0).busy() == said
+    assert cuda.cards == 2
 
 
 def settings() -> dict[str, Any]:

@@ -135,8 +135,13 @@ class Device:
         if self.watch is None:
             return None
         nvml, handle = self.watch.nvml, self.watch.handle
+        self.torch.empty(1, device=self.place)  # from here on this process is among those NVML lists
         others = read(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)).value or []
-        pids = [process.pid for process in others if process.pid != os.getpid()]
+        pids = [process.pid for process in others]
+        if os.getpid() in pids:
+            pids.remove(os.getpid())
+        elif unseen := [pid for pid in pids if not os.path.exists(f"/proc/{pid}")]:
+            pids.remove(unseen[0])  # a container's process has another number outside, where NVML counts
         return f"processes {', '.join(map(str, pids))} run on it" if pids else None
 
 

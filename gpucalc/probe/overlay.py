@@ -37,10 +37,12 @@ def calibration(
     `ramp_of` gives the ramp the catalogue holds for an operation over these links.
     """
     general = [f"busy: {busy}"] if busy else []
+    elsewhere = [f"busy: {point['why']}" for point in points if point["kind"] == "busy"]
     cut = _series(points[-1]) if incomplete and points else None
 
     def doubts(name: tuple[str, str]) -> list[str]:
-        return [*general, *(["the measurement ended early"] if name == cut else [])]
+        shared = elsewhere if name[0] == "comm" else []  # a busy card slows what all cards do together
+        return [*general, *shared, *(["the measurement ended early"] if name == cut else [])]
 
     matmul: dict[str, MatmulConstants] = {}
     rates: dict[str, LinkConstants] = {}

@@ -144,7 +144,7 @@ def summary(records: Sequence[Record], *, soak_s: float) -> Summary:
     windows = [record for record in records if record["kind"] == "window"]
     soak = None
     if windows:
-        soak = _soak(windows, head["ranks"], soak_s)
+        soak = _soak(windows, head["ranks"] if head["device"] == "cuda" else 0, soak_s)
         findings += _of_soak(soak, windows, timed=timed)
     if soak_s and (soak is None or soak.hours < soak.asked_hours):
         done = seconds(windows[-1]["elapsed_s"]) if windows else "nothing"
@@ -205,7 +205,7 @@ def _unlike(record: Record, *, timed: bool) -> Iterator[Finding]:
             )
 
 
-def _soak(windows: Sequence[Record], ranks: int, asked_s: float) -> Soak:
+def _soak(windows: Sequence[Record], gpus: int, asked_s: float) -> Soak:
     rates = [window["tokens_per_s"] for window in windows]
     hours = windows[-1]["elapsed_s"] / 3600
     found = Soak(hours, asked_s / 3600, len(windows), median(rates))
@@ -238,8 +238,8 @@ def _soak(windows: Sequence[Record], ranks: int, asked_s: float) -> Soak:
         found.xid = [number for one in every for number in one.get("xid", ())]
     for one in every:
         found.not_read |= one.get("not_read", {})
-    if ranks:
-        found.failure_free_gpu_h = float(f.mtbf_bound_gpu_h(hours=hours, gpus=ranks))
+    if gpus:
+        found.failure_free_gpu_h = float(f.mtbf_bound_gpu_h(hours=hours, gpus=gpus))
     return found
 
 

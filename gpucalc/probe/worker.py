@@ -68,6 +68,9 @@ def points(
         yield from _stages(config, device, rank, say)
     if "comm" in config.tasks:
         with _met(config, device, rank, say) as group:
+            for one in rehearsal.gathered(group, {"busy": device.busy()}):
+                if one["busy"] is not None and config.device == "cuda":  # all ranks share a CPU's load
+                    yield {"kind": "busy", "why": f"rank {one['rank']}: {one['busy']}"}
             yield from comm.measure(group, plan)
 
 

@@ -39,7 +39,11 @@ def summary(found: Summary) -> RenderableType:
     for name, trained, rows in found.stages:
         parts += [Text(), heading(f"{_TITLES[name]}: {trained}"), indent(_rows(rows))]
     if found.soak is not None:
-        parts += [Text(), heading(f"Soak: {found.soak.windows} windows"), indent(_soak(found.soak))]
+        parts += [
+            Text(),
+            heading(f"Soak: {found.soak.windows} windows"),
+            indent(_soak(found.soak, found.verdict == "failed")),
+        ]
         parts += [
             indent(Text(f"{name} not read: {clean(why)}", QUIET)) for name, why in found.soak.not_read.items()
         ]
@@ -83,14 +87,14 @@ def _value(value: float | None, unit: str, absent: str) -> str:
     return absent if value is None else quantity(value, unit)
 
 
-def _soak(found: Soak) -> RenderableType:
+def _soak(found: Soak, failed: bool) -> RenderableType:
     table = grid("left", "left")
-    for name, text in _lines(found):
+    for name, text in _lines(found, failed):
         table.add_row(name, Text(clean(text)))
     return table
 
 
-def _lines(found: Soak) -> Iterator[tuple[str, str]]:
+def _lines(found: Soak, failed: bool) -> Iterator[tuple[str, str]]:
     yield "time", f"{quantity(found.hours * 3600, 's')} of {quantity(found.asked_hours * 3600, 's')}"
     drift = "too short to show a drift" if found.drift is None else f"drift {100 * found.drift:+.1f} %"
     yield "throughput", f"{quantity(found.tokens_per_s, 'tokens/s')} in the median, {drift}"
@@ -115,6 +119,6 @@ def _lines(found: Soak) -> Iterator[tuple[str, str]]:
             yield name, str(value)
     if found.xid is not None:
         yield "Xid", ", ".join(map(str, found.xid)) or "none"
-    if found.failure_free_gpu_h is not None:
+    if found.failure_free_gpu_h is not None and not failed:
         bound = f"{found.failure_free_gpu_h:,.3g} GPU hours"
-        yield "shown at 95 %", f"a failure no more often than every {bound}, where none was seen"
+        yield "without a failure", f"which shows, at 95 %, one in {bound} at most"
