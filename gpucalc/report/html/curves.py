@@ -12,7 +12,7 @@ from gpucalc.report.html.ledger import Ledger
 from gpucalc.report.html.pieces import Row, Section, figure, legend, section, table
 from gpucalc.report.html.tables import LEVELS, set_word
 from gpucalc.report.layouts import HEADS, idle
-from gpucalc.report.markup import tag
+from gpucalc.report.markup import tag, text
 from gpucalc.report.screen import whole
 from gpucalc.report.svg.axes import Axis, linear, logarithmic
 from gpucalc.report.svg.plot import Curve, Point, plot
@@ -97,7 +97,7 @@ def _sizes(sizes: Sequence[Size], ledger: Ledger) -> Iterator[Row]:
         else:
             price = rental_price(plan)
             yield (
-                whole(size.gpus),
+                ledger.opened(size.efficiency, text(whole(size.gpus)), depth=0),
                 units.seconds(plan.time.value),
                 ledger.value(rate(size), "count"),
                 units.percent(size.efficiency.value, 0),

@@ -55,15 +55,18 @@ class Ledger:
         """Lines that will have a row of their own: until then what holds them leads there."""
         self._coming |= {self._mark(line) for line in lines if self._opens(line)}
 
-    def opened(self, line: Line, name: Html | None = None, *, amount: float | None = None) -> Html:
-        """A line's name, which opens into how its number came about."""
+    def opened(
+        self, line: Line, name: Html | None = None, *, amount: float | None = None, depth: int | None = None
+    ) -> Html:
+        """A line's name, which opens into how its number came about; `amount`: of all its repeats."""
         shown = name if name is not None else breakable(label(line))
         mark = self._mark(line)
         if mark in self._told:
             return tag("span", shown, " ", self._above(mark), class_="flat")
+        depth = self.depth if depth is None else min(depth, self.depth)
         if not self._opens(line):
             return tag("span", shown, class_="flat")
-        return tag("details", tag("summary", shown), self._how(line, mark, self.depth, amount))
+        return tag("details", tag("summary", shown), self._how(line, mark, depth, amount))
 
     @staticmethod
     def _opens(line: Line) -> bool:
@@ -131,7 +134,7 @@ class Ledger:
         if mark in self._coming:
             return join(first, " ", tag("a", "shown below", href=f"#n{mark}", class_="cite"))
         if depth <= 0:
-            self.cut = True
+            self.cut |= self.depth < DEPTHS[0]
             return join(first, " ", self.formula(item.formula)) if item.formula else first
         return tag("details", tag("summary", first), self._how(item, mark, depth - 1))
 

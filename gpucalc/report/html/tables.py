@@ -182,11 +182,16 @@ def provenance(known: Mapping[str, Any]) -> Section | None:
         return None
     rows: list[Row] = []
     for key, value in known.items():
-        if isinstance(value, Mapping):
-            rows += [(f"{key}: {name}", set_word(item)) for name, item in value.items()]
-        elif isinstance(value, list | tuple):
-            rows += [(key, set_word(item)) for item in value]
-        else:
-            rows.append((key, set_word(value)))
+        inner = value.items() if isinstance(value, Mapping) else [("", value)]
+        for name, item in inner:
+            called = f"{key}: {name}" if name else key
+            rows += [(called, _said(one)) for one in (item if isinstance(item, list | tuple) else [item])]
     files = table("Files and revisions", ("what", "which"), rows, name="keys")
     return section("provenance", "Where the figures came from", files)
+
+
+def _said(item: object) -> str:
+    """A value of a document in words."""
+    if isinstance(item, Mapping):
+        return ", ".join(f"{key} {set_word(value)}" for key, value in item.items())
+    return set_word(item)

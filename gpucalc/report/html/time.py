@@ -21,6 +21,7 @@ from gpucalc.report.html.pieces import (
     section,
     table,
 )
+from gpucalc.report.markup import text
 from gpucalc.report.screen import quantity, whole
 from gpucalc.report.svg.axes import logarithmic
 from gpucalc.report.svg.bars import Bar, Piece, strip, waterfall
@@ -240,7 +241,7 @@ def roofline(answer: Plan, ledger: Ledger, bandwidth: Line | None) -> Section | 
     total = float(step_of(answer).value)
     rows = (
         (
-            f"{_MARKS[n]}  {block.name}",
+            ledger.opened(block.line, text(f"{_MARKS[n]}  {block.name}")),
             whole(block.intensity),
             f"{block.rate / 1e12:,.1f}",
             units.percent(block.rate / _roof(block, rate), 0),
