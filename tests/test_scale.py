@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gpucalc.__main__ import main
@@ -11,6 +13,9 @@ from gpucalc.catalog import open_catalog
 from gpucalc.errors import InputError
 from gpucalc.formulas import compute as f
 from gpucalc.jobs import ResolvedJob, resolve
+from gpucalc.plan.evaluate import Subject
+from gpucalc.plan.resolve import resolve_layout, resolve_recipe
+from gpucalc.plan.time import step_time
 from gpucalc.scale import parse_sizes, scale
 
 CATALOG = open_catalog()
@@ -90,6 +95,22 @@ def test_oversubscription_costs_only_what_leaves_a_pod() -> None:
     )
     assert inside[0] == across[0]
     assert across[1] > inside[1]
+
+
+def test_columns_of_layouts_cross_pods_as_single_ones_do() -> None:
+    job = job_of("jobs/deepseek-v3", "network.oversubscription=8", "network.pod_gpus=256")
+    subject, recipe = Subject.of(job.model), resolve_recipe(job.run, Subject.of(job.model).graph)  # type: ignore[arg-type]
+    cluster = CATALOG.cluster(job.fleet, job.job.system, network=job.job.network)
+    layout, _ = resolve_layout(job.run, subject.graph, gpus=1024)  # type: ignore[arg-type]
+    tp, ep = np.array([1.0, 2.0, 4.0, 8.0]), np.array([32.0, 64.0, 16.0, 8.0])
+    together = step_time(
+        subject.graph, replace(layout, tp=tp, dp=128 / tp, shard=128 / tp, ep=ep), recipe, cluster
+    )
+    for index, (ranks, experts) in enumerate(zip(tp, ep, strict=True)):
+        dp = int(128 / ranks)
+        one = replace(layout, tp=int(ranks), dp=dp, shard=dp, ep=int(experts))
+        alone = step_time(subject.graph, one, recipe, cluster)
+        assert together.value[index] == pytest.approx(float(alone.value), rel=1e-12)
 
 
 def test_what_nobody_said_of_a_large_network_is_listed() -> None:
