@@ -7,7 +7,7 @@ ranking by them, or by the fewest GPUs, also looks at smaller fleets of the same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -186,7 +186,12 @@ def best_layouts(
     errors = error_table(catalog)
     own, broken = _own(job, catalog, subject, cluster)
     kept = {key.removeprefix("run.") for key in held}
-    free, searched = _opened(run, job, kept, own.layout if own is not None else None)
+    free, searched = opened(
+        run,
+        own.layout if own is not None else None,
+        kept=kept,
+        unstated={item.key for item in job.defaults},
+    )
     fleets = [(job, cluster)] if rank == "time" else _smaller(job, catalog, cluster)
     explored: list[tuple[ResolvedJob, Cluster, Space, Found]] = []
     sizes: list[Size] = []
@@ -250,10 +255,13 @@ def _own(
     return plan, ()
 
 
-def _opened(
-    run: TrainRun, job: ResolvedJob, kept: set[str], own: Layout | None
+def opened(
+    run: TrainRun, own: Layout | None, *, kept: Collection[str] = (), unstated: Collection[str] = ()
 ) -> tuple[TrainRun, tuple[str, ...]]:
-    """The run with its layout keys left to the search, and which those are."""
+    """The run with its layout keys left to the search, save those kept, and which those are.
+
+    The batch stays that of its own layout. unstated: keys of the run that a default filled.
+    """
     update: dict[str, Any] = {}
     for key in AUTO_KEYS:
         if key in kept:
@@ -264,12 +272,11 @@ def _opened(
             continue  # not a key of this framework
         update[key] = "auto"
     searched = tuple(update)
-    defaults = {item.key for item in job.defaults}
     if "zero_stage" in update:
         update["reshard_after_forward"] = None
     if "dp_shard" not in kept:
         update["dp_shard"] = None
-    if run.framework == "torchtitan" and run.compile and "run.fused_loss" in defaults:
+    if run.framework == "torchtitan" and run.compile and "run.fused_loss" in unstated:
         update["fused_loss"] = None  # follows tp
     if "grad_accum" not in kept:
         update["grad_accum"] = None

@@ -127,16 +127,18 @@ def _simulated(space: Space, scale: Scale, best: list[Candidate]) -> list[Candid
     """The candidates in the order of their times with stages that differ, where there are stages."""
     if not best[0].fits or all(one.values["pp"] == 1 for one in best):
         return best
-    timed = []
-    for one in best:
-        if one.fits and one.values["pp"] > 1:
-            run = space.settled(one.values)
-            layout, _ = resolve_layout(run, scale.graph, gpus=space.gpus)
-            recipe = resolve_recipe(run, scale.graph)
-            seconds = float(step_time(scale.graph, layout, recipe, scale.cluster, simulated=True).value)
-            one = Candidate(one.values, one.tier, one.needed_bytes, seconds, layout.global_batch / seconds)
-        timed.append(one)
-    return sorted(timed, key=merit)
+    return sorted((simulated_step(space, scale, one) for one in best), key=merit)
+
+
+def simulated_step(space: Space, scale: Scale, one: Candidate) -> Candidate:
+    """The candidate with the time of its pipeline's schedule, run over stages as they are."""
+    if not one.fits or one.values["pp"] == 1:
+        return one
+    run = space.settled(one.values)
+    layout, _ = resolve_layout(run, scale.graph, gpus=space.gpus)
+    recipe = resolve_recipe(run, scale.graph)
+    seconds = float(step_time(scale.graph, layout, recipe, scale.cluster, simulated=True).value)
+    return Candidate(one.values, one.tier, one.needed_bytes, seconds, layout.global_batch / seconds)
 
 
 def with_chosen(

@@ -32,7 +32,7 @@ from gpucalc.plan.rules import (
 from gpucalc.plan.stage_time import composition
 from gpucalc.plan.stages import stages
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.job import THIS_YEAR, TrainRun
 
 # In the order a layout is written.
 AUTO_KEYS = (
@@ -60,6 +60,29 @@ _OFFLOAD = {
 # PyTorch's schedules, which torchtitan runs, split backward; Megatron-Core and DeepSpeed do not. GPipe holds
 # more than 1F1B and waits as long, so it is never better.
 _SCHEDULES = {"torchtitan": ("1f1b", "zero-bubble", "dualpipe-v")}
+
+
+# The year from whose releases on a framework has something; a run of older software does without. Release
+# notes of Megatron-LM and Megatron-Core (interleaving April 2021; sequence parallelism, selective
+# recomputation and the distributed optimizer 2022; offloaded activations with TransformerEngine 2023;
+# context and expert parallelism in Core 0.5, 2024; their own tp for experts in 0.10, December 2024; an
+# offloaded optimizer in 0.11, 2025) and of torchtitan (context parallelism and zero bubble end of 2024,
+# experts and DualPipeV 2025).
+_SINCE = {
+    ("megatron", "vpp"): 2021,
+    ("megatron", "sequence_parallel"): 2022,
+    ("megatron", "selective"): 2022,
+    ("megatron", "zero_stage"): 2022,
+    ("megatron", "activations-cpu"): 2023,
+    ("megatron", "cp"): 2024,
+    ("megatron", "ep"): 2024,
+    ("megatron", "etp"): 2025,
+    ("megatron", "optimizer-cpu"): 2025,
+    ("torchtitan", "cp"): 2025,
+    ("torchtitan", "zero-bubble"): 2025,
+    ("torchtitan", "ep"): 2025,
+    ("torchtitan", "dualpipe-v"): 2026,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +138,7 @@ class Space:
         self.layers = len(graph.trunk.layers) if graph.stacks else 1
         self.seq_len = sequence_length(run, graph)
         self.even = run.framework == "megatron" and run.pipeline_split == "even"
+        self.year = run.year if run.year is not None else THIS_YEAR
         self.batch = run.global_batch if isinstance(run.global_batch, int) else None
 
     # -- structures ---------------------------------------------------------------------------------
@@ -154,19 +178,25 @@ class Space:
 
     @property
     def _zero_stage_values(self) -> tuple[int, ...]:
-        return _ZERO_STAGES.get(self.run.framework, (0,))
+        stages = _ZERO_STAGES.get(self.run.framework, (0,))
+        return stages if self._knows("zero_stage") else stages[:1]
 
     @property
     def _schedule_values(self) -> tuple[str, ...]:
-        return _SCHEDULES.get(self.run.framework, ("1f1b",))
+        return tuple(filter(self._knows, _SCHEDULES.get(self.run.framework, ("1f1b",))))
 
     @property
     def _recompute_values(self) -> tuple[str, ...]:
-        return _RECOMPUTE.get(self.run.framework, ("none", "full")) if self.graph.stacks else ("none",)
+        values = _RECOMPUTE.get(self.run.framework, ("none", "full")) if self.graph.stacks else ("none",)
+        return tuple(filter(self._knows, values))
 
     @property
     def _offload_values(self) -> tuple[str, ...]:
-        return _OFFLOAD[self.run.framework]
+        return tuple(filter(self._knows, _OFFLOAD[self.run.framework]))
+
+    def _knows(self, what: str) -> bool:
+        """Whether the framework of the run's year has it."""
+        return self.year >= _SINCE.get((self.run.framework, what), 0)
 
     # -- axes ---------------------------------------------------------------------------------------
 
@@ -229,7 +259,7 @@ class Space:
     @cached_property
     def _cp_values(self) -> list[int]:
         values = divisors(self.gpus) if self.run.cp == "auto" else [self.run.cp]
-        if not self.graph.stacks and self.run.cp == "auto":
+        if self.run.cp == "auto" and not (self.graph.stacks and self._knows("cp")):
             return [1]
         return [c for c in values if not uneven_halves(self._degrees(cp=c))]
 
@@ -237,10 +267,10 @@ class Space:
         run, ranks = self.run, self.gpus // one.pp
         eps: list[Any] = [run.ep]
         if run.ep == "auto":
-            eps = divisors(ranks) if self.has_experts else [1]
+            eps = divisors(ranks) if self.has_experts and self._knows("ep") else [1]
         etps: list[Any] = [run.etp if isinstance(run.etp, int) else 1]
         if run.etp == "auto":  # whole experts, or divided as the rest is; `legal` says which of the two
-            etps = sorted({1, *self._tp_values}) if self.has_experts else [1]
+            etps = sorted({1, *self._tp_values}) if self.has_experts and self._knows("etp") else [1]
         return tuple(pair for pair in product(eps, etps) if self._fits(ep=pair[0], etp=pair[1], pp=one.pp))
 
     @cached_property
@@ -258,7 +288,9 @@ class Space:
             return (bool(run.sequence_parallel),)
         if run.framework == "torchtitan":  # always beside tp
             return (True,)
-        if run.framework == "megatron":  # asserts it where experts meet tp
+        if run.framework == "megatron" and self._knows(
+            "sequence_parallel"
+        ):  # asserts it where experts meet tp
             return (True,) if self.has_experts else (False, True)
         return (False,)
 
@@ -267,7 +299,8 @@ class Space:
         if self.run.vpp != "auto":
             fits = self._fits(pp=one.pp, vpp=self.run.vpp)
             return [(self.run.vpp,)] if fits else []
-        if one.pp == 1 or one.schedule not in (None, "1f1b") or not self.graph.stacks:
+        apart = one.schedule in (None, "1f1b") and self._knows("vpp")
+        if one.pp == 1 or not apart or not self.graph.stacks:
             return [(1,)] if self._fits(pp=one.pp) else []
         return self._vpps_by_split[one.pp]
 
