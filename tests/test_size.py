@@ -470,7 +470,7 @@ ARGUMENTS = ["size", JOB, "--gpu", "h100-sxm-80gb", "--gpu", "rtx-4090", "--toke
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("more", [[], ["--all"]], ids=["best", "all"])
+@pytest.mark.parametrize("more", [[], ["--all"], ["--sort", "energy"]], ids=["best", "all", "energy"])
 def test_the_table_keeps_its_width(
     width: int, more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -479,7 +479,8 @@ def test_the_table_keeps_its_width(
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= width
     assert "\x1b" not in out
-    assert ("no price" in out) == bool(more)
+    assert ("no price" in out) == ("--all" in more)
+    assert ("kWh/M" in out) == ("--sort" in more)
     for word in (
         "cheapest",
         "fastest",

@@ -190,8 +190,9 @@ def _table(offers: Sequence[Offer], order: str) -> RenderableType:
     units = {_unit(offer) for offer in offers if offer.rate is not None}
     names = ["fleet", "fits", "spare", " ".join(units) or "tokens/s", "±"]
     names += ["time", "$/h", "$ in all", "meets"] if total else ["$/h", "meets"]
-    if order == "energy":
-        names.insert(-1, "kWh/M")
+    energy = order == "energy"
+    if energy:  # takes the place of the hourly price, to keep eighty columns
+        names[names.index("$/h")] = "kWh/M"
     right = range(2, len(names) - 1)
     table = columns(*names, right=right, whole=range(1, len(names)), gap=1 if total else 2)
     for offer in offers:
@@ -204,13 +205,13 @@ def _table(offers: Sequence[Offer], order: str) -> RenderableType:
             "" if offer.rate is None else percent(offer.error, 0),
         ]
         hourly = NO_PRICE if offer.usd_per_hour is None else f"{offer.usd_per_hour:,.2f}"
+        if energy:
+            hourly = "" if offer.kwh_per_million is None else f"{offer.kwh_per_million:.3g}"
         if total:
             wall, cost = offer.wall_s(), offer.total_usd()
             row += ["" if wall is None else seconds(wall), hourly, "" if cost is None else f"{cost:,.0f}"]
         else:
             row.append(hourly)
-        if order == "energy":
-            row.append("" if offer.kwh_per_million is None else f"{offer.kwh_per_million:.3g}")
         row.append("surely" if offer.holds else "yes" if offer.meets else "no")
         table.add_row(*row)
     return table
