@@ -218,6 +218,22 @@ def test_autocast_keeps_a_copy_of_every_weight_and_of_the_input_for_each() -> No
     assert saved_bytes(run, held, x) == copies + inputs
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_autocast_holds_its_copies_of_weights_until_forward_is_done(reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    linear = nn.Linear(HIDDEN, 256, bias=False)
+    x = 2 * torch.randn(TOKENS, HIDDEN, requires_grad=True)  # the copy of a leaf would be held too
+    with live(linear.weight, x) as mode:
+        with torch.autocast("cpu", BF16):
+            out = checkpoint(linear, x, use_reentrant=reentrant)
+            inside = mode.now - out.nbytes
+        gc.collect()
+        after = mode.now - out.nbytes
+    copies = mem.autocast_weight_bytes(linear_params=HIDDEN * 256)
+    assert inside - after == copies
+
+
 # --- recomputation -----------------------------------------------------------------------------------------
 
 

@@ -227,3 +227,17 @@ def test_a_layer_of_offloaded_activations_is_on_its_way() -> None:
         assert "activations" not in names(moved[phase])
     rebuilt = phases(2, seq_len=2048, framework="fsdp", offload="activations-cpu", recompute="full")
     assert rebuilt["forward"].child("activations_in_transit").value == 2 * HIDDEN * 2048  # a layer's input
+
+
+# --- autocast ----------------------------------------------------------------------------------------------
+
+
+def test_autocast_caches_weights_while_forward_runs() -> None:
+    copies = 2 * LAYERS * (4 * HIDDEN**2 + 3 * HIDDEN * FFN)
+    full = phases(framework="hf", recompute="full")
+    assert full["forward"].child("autocast_weights").value == copies
+    assert "autocast_weights" not in names(full["backward"]) | names(full["step"])
+    kept = phases(framework="hf")  # without recomputation the graph keeps them
+    assert kept["backward"].child("activations").child("autocast_weights").value == copies
+    assert "autocast_weights" not in names(kept["forward"])
+    assert "autocast_weights" not in names(phases(framework="hf", precision="fp32")["forward"])

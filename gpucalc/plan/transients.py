@@ -109,10 +109,15 @@ def gathered_root(rank: Rank) -> tuple[Line, ...]:
 
 
 def forward_transients(rank: Rank) -> tuple[Line, ...]:
-    """Gathered weights at the widest point of forward, under full sharding."""
-    if not rank.gathers:
-        return ()
+    """Gathered weights at the widest point of forward, under full sharding; what autocast's cache holds."""
     recipe = rank.recipe
+    if not rank.gathers:
+        # The cache is cleared when forward leaves autocast; without recomputation the graph keeps the copies.
+        cached = recipe.autocast and recipe.recompute != "none" and rank.stage.layers
+        copies = mem.autocast_weight_bytes
+        return (
+            (compute("autocast_weights", copies, linear_params=rank.layer_linear_params()),) if cached else ()
+        )
     if recipe.framework == "deepspeed":
         return (_deepspeed_live(rank),)
     kept = not recipe.reshard or recipe.unlimited_gathers
