@@ -53,6 +53,18 @@ def test_host_power_by_hand() -> None:
     assert f.host_power_w(gpu_power_w=700, share=0.5) == 350
 
 
+def test_the_energy_and_carbon_told_of_bloom_come_out() -> None:
+    # Luccioni et al. 2023 (JMLR 24-253): 1,082,990 GPU-hours at 400 W are 433,196 kWh, at 57 g 24.7 t.
+    hours = 1_082_990
+    board = f.energy_kwh(power_w=400, training_s=hours * 3600.0, pue=1)
+    assert board == pytest.approx(433_196)
+    assert f.carbon_kg(energy_kwh=board, carbon_kg_per_kwh=0.057) == pytest.approx(24_692, abs=1)
+    # With the cluster's idle draw 256,646 kWh more. Our defaults: 0.9 of the limit, hosts 0.4 of it, PUE 1.3.
+    power = f.fleet_power_w(gpus=1, gpu_power_w=400, utilisation=0.9, host_power_w=0.4 * 400)
+    ours = f.energy_kwh(power_w=power, training_s=hours * 3600.0, pue=1.3)
+    assert ours == pytest.approx(433_196 + 256_646, rel=0.07)
+
+
 def test_owning_by_hand() -> None:
     # 33,750 USD over 5 years at 80 %: 35,040 hours, 0.963 USD each
     capital = f.capital_usd_per_gpu_hour(usd_per_gpu=33_750, years=5, busy_share=0.8)
