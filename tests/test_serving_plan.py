@@ -338,6 +338,11 @@ def test_attention_ranks_are_a_part_of_the_tensor_group_of_two_engines() -> None
         "echo '{enable_attention_dp: true, kv_cache_config: {dtype: fp8}}'"
     )
     assert "--extra_llm_api_options options.yaml" in (trtllm.launch or "")
+    both = served("llama-3.1-8b", "1xh100-sxm-80gb", "run.framework=trtllm", "run.kv_dtype=fp8",
+                  "run.block_size=64")  # fmt: skip
+    assert "'{kv_cache_config: {dtype: fp8, tokens_per_block: 64}}'" in (both.launch or "")
+    plain = served("llama-3.1-8b", "1xh100-sxm-80gb", "run.framework=trtllm")
+    assert (plain.launch or "").startswith("trtllm-serve")
 
 
 def test_what_one_command_cannot_say_is_said() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe
 from gpucalc.plan.weight_formats import published_formats
@@ -34,7 +35,9 @@ def launch_line(
     wanting: list[str] = []
     published = run.quant in (None, "none") or run.quant in published_formats(spec)
     made = None if published else launch.quantizations.get(run.quant or "")
-    if not published and made is None:
+    if "{file}" in launch.command:
+        wanting.append(f"the launch line names a local file, to be made or fetched in {recipe.weights.name}")
+    elif not published and made is None:
         wanting.append(
             f"the launch line names the published model; put a checkpoint in {run.quant} in its place"
         )
@@ -54,20 +57,30 @@ def launch_line(
         elif flag.until is None and flag.key not in said:
             wanting.append(f"{engine.name} {recipe.version} has no {flag.flag} yet, which {flag.key} needs")
     command = " ".join(words)
-    options = ", ".join(
-        line.format(value=_text(values[key]))
-        for key, line in launch.options.items()
-        if values[key] is not None
-    )
-    if options and launch.options_flag is not None:
+    options = _options({path: values[key] for key, path in launch.options.items()})
+    if options is not None and launch.options_flag is not None:
         if launch.options_flag.known_at(wanted):
-            made_first = f"echo {shlex.quote('{' + options + '}')} > {OPTIONS_FILE}"
+            made_first = f"echo {shlex.quote(options)} > {OPTIONS_FILE}"
             command = f"{made_first} && {command} {launch.options_flag.flag} {OPTIONS_FILE}"
         else:
             wanting.append(f"{engine.name} {recipe.version} takes no file of options for {options}")
     if nodes > 1 and launch.several_nodes is not None:
         wanting.append(f"a copy spans {nodes} nodes: {launch.several_nodes}")
     return command, (*wanting, *_by_hand(recipe, layout))
+
+
+def _options(stated: Mapping[str, object]) -> str | None:
+    """Settings by their path in a file of options, as one line of YAML; None where none is stated."""
+    sections: dict[str, list[str]] = {}
+    for path, value in stated.items():
+        if value is not None:
+            section, _, name = path.rpartition(".")
+            sections.setdefault(section, []).append(f"{name}: {_text(value)}")
+    if not sections:
+        return None
+    plain = sections.pop("", [])
+    nested = [f"{section}: {{{', '.join(lines)}}}" for section, lines in sections.items()]
+    return f"{{{', '.join([*plain, *nested])}}}"
 
 
 def _by_hand(recipe: ServeRecipe, layout: ServeLayout) -> list[str]:
@@ -121,4 +134,6 @@ def _values(
 
 
 def _text(value: object) -> str:
+    if value is True:
+        return "true"
     return f"{value:g}" if isinstance(value, float) else str(value)

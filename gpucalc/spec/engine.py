@@ -159,8 +159,8 @@ class LaunchFlag(Spec):
 class Launch(Spec):
     """The command that starts the server. `{model}` stands for the checkpoint, `{file}` for a local file.
 
-    options: settings without a flag and the line that a file of options takes them in, which
-    `options_flag` names. source: where the flags and their versions were read.
+    options: settings without a flag and their path in a file of options, which `options_flag` names.
+    source: where the flags and their versions were read.
     """
 
     since: str = "0"
