@@ -79,7 +79,7 @@ def decoder(d: Draft) -> Graph:
     linears: tuple[Linear, ...] = ()
     extra: tuple[Vector, ...] = ()
     if spec.vision_tower is not None:
-        from gpucalc.builders.vision import tower
+        from gpucalc.builders.towers import tower
 
         sight, linears, extra = tower(d, hidden)
         stacks = (trunk, sight)
