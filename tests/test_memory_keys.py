@@ -241,3 +241,14 @@ def test_autocast_caches_weights_while_forward_runs() -> None:
     assert kept["backward"].child("activations").child("autocast_weights").value == copies
     assert "autocast_weights" not in names(kept["forward"])
     assert "autocast_weights" not in names(phases(framework="hf", precision="fp32")["forward"])
+
+
+def test_autocast_copies_the_output_matrix() -> None:
+    copies = 2 * VOCAB * HIDDEN
+    assert phases(framework="hf")["loss"].child("head_and_loss").child("cast_head").value == copies
+    # peft's preparation holds what it leaves unquantised in fp32
+    quantised: dict[str, Any] = {"framework": "hf", "method": "qlora"}
+    upcast = phases(**quantised)["loss"].child("head_and_loss")
+    assert upcast.child("cast_head").value == copies
+    assert "cast_head" not in names(phases(**quantised, upcast_frozen=False)["loss"].child("head_and_loss"))
+    assert "cast_head" not in names(phases(framework="fsdp")["loss"].child("head_and_loss"))

@@ -247,6 +247,14 @@ def head_saved(rank: Rank) -> tuple[Line, ...]:
         compute(line.name, act.layer_saved_bytes, bytes_per_token=line, tokens=rank.tokens, tp=rank.sp)
         for line in per_token
     ]
+    if recipe.casts_head:
+        lines.append(
+            compute(
+                "cast_head",
+                mem.autocast_weight_bytes,
+                linear_params=rank.vocab * head.hidden / rank.layout.tp,
+            )
+        )
     if recipe.loss == "unfused":
         lines.append(
             compute(

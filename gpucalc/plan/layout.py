@@ -166,6 +166,12 @@ class Recipe:
         return self.parameter_bytes == 2 and not self.precision.endswith("-pure")
 
     @property
+    def casts_head(self) -> bool:
+        """Whether autocast makes a 16-bit copy of the output matrix, kept until its backward."""
+        upcast = self.adapters is not None and self.adapters.rest_bytes == 4
+        return self.autocast or (upcast and self.framework in ("ddp", "hf"))
+
+    @property
     def stream_bytes(self) -> int:
         """Element size of the residual stream: fp32 where the embedding is, as under autocast."""
         fp32 = self.autocast or (self.adapters is not None and self.adapters.rest_bytes == 4)
