@@ -297,11 +297,14 @@ def test_files_are_written_beside_the_answer(tmp_path: Path, capsys: pytest.Capt
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.html", "plan.svg"]
 
 
+@pytest.mark.parametrize(
+    "how", [["--search"], ["--rank", "gpus"], ["--gpus", "8xH100-SXM", "--rank", "gpus"]]
+)
 def test_a_search_is_drawn_on_the_page_of_the_layout_it_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    how: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "best.html"
-    words = ["plan", "llama-3-8b", "--search", "--json", "--html", str(page)]
+    words = ["plan", "llama-3-8b", *how, "--json", "--html", str(page)]
     assert main(words) == 0
     best = json.loads(capsys.readouterr().out)
     found = pages.read(page.read_text("utf-8"))

@@ -218,20 +218,27 @@ def _searched(
     held = [text.partition("=")[0].strip() for text in sets or ()]
     with progress.shown("layouts") as told:
         found = best_layouts(resolved, known, held=held, rank=rank or "time", progress=told)
-    command = _command(job, gpus, task, sets)
+    fleet, kept = gpus, list(sets or ())
+    if found.best.gpus != resolved.fleet.count:  # a smaller fleet won
+        if gpus is not None:
+            fleet = found.best.fleet
+        else:  # --gpus could make JOB another: the model of that name
+            kept.append(f"gpus={found.best.fleet}")
+        if any(default.key == "run.framework" for default in resolved.defaults):  # chosen by the fleet
+            kept.append(f"run.framework={found.best.recipe.framework}")
+    command = _command(job, fleet, task, kept)  # plans, with the settings found, the best layout
     if files:
         from gpucalc.report import layouts
 
         def page() -> str:
-            """The page of the best layout, planned anew with its settings."""
-            fleet = gpus if found.best.gpus == resolved.fleet.count else found.best.fleet
             best = [f"run.{key}={value}" for key, value in found.settings().items()]
             answer, origin = planned(
-                job, fleet, task, [*(sets or ()), *best], None, model=model, advice=True, known=known
+                job, fleet, task, [*kept, *best], None, model=model, advice=True, known=known
             )
             return answer.html(origin=origin, search=found)
 
-        _write(files, f"{command} --search", page=page, report=layouts.report(found, command))
+        title = _command(job, gpus, task, sets) + (" --search" if rank is None else f" --rank {rank}")
+        _write(files, title, page=page, report=layouts.report(found, command))
     if as_json:
         from gpucalc.report import json
 
