@@ -13,6 +13,7 @@ _ROW = 46.0  # a label and its bar
 _BAR = 20.0
 _TOP = 26.0
 _FOOT = 24.0
+_THIN = 0.015  # of the width: a piece so narrow has no edge of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,8 @@ def _pieces(
         if piece.value > 0:
             x, end = axis.at(start), axis.at(start + piece.value)
             wide = max(end - x, 0.004)  # what is there can be seen
-            drawn.append(box(x, top, wide, height, piece.class_, f"{piece.name}: {shown(piece.value)}"))
+            class_ = piece.class_ if wide > _THIN else f"{piece.class_} thin"
+            drawn.append(box(x, top, wide, height, class_, f"{piece.name}: {shown(piece.value)}"))
         start += piece.value
     return Html("".join(drawn))
 
