@@ -132,14 +132,14 @@ def test_three_meters_show_three_numbers() -> None:
     assert meters(Line("memory", 1.0, "bytes")) is None
 
 
-def test_deepspeed_pipelines_open_more_communicators() -> None:
+def test_deepspeed_opens_more_communicators() -> None:
     spec = {**SPEC, "tied_embeddings": True}
 
-    def opened(framework: str, **run: int) -> list[int]:
+    def opened(framework: str, gpus: int = 16, **run: int) -> list[int]:
         graph = build_graph(ModelSpec.read(spec))
         base = {"framework": framework, "zero_stage": 1, "seq_len": 256, "micro_batch": 1, "pp": 4}
         settled, _ = settle(TrainRun.read({**base, **run}))
-        layout, _ = resolve_layout(settled, graph, gpus=16)
+        layout, _ = resolve_layout(settled, graph, gpus=gpus)
         tree = memory_peak(graph, layout, resolve_recipe(settled, graph), hopper_or_later=True).tree
         return [stage.children[0].child("nccl_buffers").inputs["communicators"] for stage in tree.children]
 
@@ -147,6 +147,8 @@ def test_deepspeed_pipelines_open_more_communicators() -> None:
     # all ranks, tensor x pipeline, neighbours (one at the ends, two between), and the ends' tied table
     assert opened("deepspeed", tp=2) == [3 + 1 + 1 + 1 + 1, 3 + 1 + 1 + 2, 3 + 1 + 1 + 2, 3 + 1 + 1 + 1 + 1]
     assert opened("deepspeed") == [2 + 1 + 1 + 1, 2 + 1 + 2, 2 + 1 + 2, 2 + 1 + 1 + 1]
+    assert opened("deepspeed", pp=1) == [1 + 1]  # its data-parallel group is a clone of all ranks
+    assert opened("deepspeed", gpus=1, pp=1) == [0]
 
 
 # --- frozen weights under FSDP -----------------------------------------------------------------------------

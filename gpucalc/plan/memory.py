@@ -291,8 +291,8 @@ def _beside(rank: Rank) -> tuple[Line, ...]:
     communicators, group = 0, 1
     for size in (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep):
         communicators, group = communicators + where(size > 1, 1, 0), maximum(group, size)
-    if rank.recipe.framework == "deepspeed" and layout.pp > 1:
-        communicators = communicators + _pipeline_communicators(rank)
+    if rank.recipe.framework == "deepspeed":
+        communicators = communicators + _deepspeed_communicators(rank)
     return (
         compute(
             "cublas_workspace",
@@ -321,14 +321,18 @@ def _beside(rank: Rank) -> tuple[Line, ...]:
     )
 
 
-def _pipeline_communicators(rank: Rank) -> Num:
-    """What DeepSpeed's pipeline opens beside a communicator a dimension, each at its first use.
+def _deepspeed_communicators(rank: Rank) -> Num:
+    """What DeepSpeed opens beside a communicator a dimension, each at its first use.
 
-    All ranks (barriers); tensor and pipeline ranks together (norms); one with every neighbouring stage, as
-    activations are sent between two ranks; the two ends, which reduce a tied table. Read in
-    deepspeed/runtime/pipe: engine.py, p2p.py, topology.py.
+    All ranks, for barriers: its data-parallel group is another (utils/groups.py, _clone_world_group). Under
+    pipeline parallelism tensor and pipeline ranks together (norms); one with every neighbouring stage, as
+    activations are sent between two ranks; the two ends, which reduce a tied table (runtime/pipe: engine.py,
+    p2p.py, topology.py).
     """
-    stage, head = rank.stage, rank.graph.head
+    layout, stage, head = rank.layout, rank.stage, rank.graph.head
+    world = where(layout.world > 1, 1, 0)
+    if layout.pp == 1:
+        return world
     ends = int(stage.first) + int(stage.last)
     tied = int(ends > 0 and head is not None and head.tied)
-    return 1 + where(rank.layout.tp > 1, 1, 0) + 2 - ends + tied
+    return world + where(layout.tp > 1, 1, 0) + 2 - ends + tied
