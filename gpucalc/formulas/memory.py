@@ -164,8 +164,8 @@ def fsdp_forward_unresharded_bytes(
 ) -> Num:
     """The same when gathered layers are kept for backward (reshard_after_forward false, ZeRO-2 like).
 
-    Also the bound where all-gathers are not limited: buffers freed in one stream wait for the other, so the
-    host may have every layer of a short forward pass gathered at once (torch's limit_all_gathers).
+    FSDP1 without limit_all_gathers (torch 2.0) may fill a card so, but needs no more than with it: where
+    the allocator runs out, it waits for what other streams have freed.
     """
     return element_bytes * (root_params + layers * layer_params + 2 * layer_params)
 

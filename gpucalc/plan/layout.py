@@ -132,7 +132,6 @@ class Recipe:
     cached_fp8_weights: bool  # TransformerEngine keeps fp8 copies beside 16-bit weights
     wrapped_root: bool  # FSDP: embedding and head stay gathered in the root group
     reshard: bool  # FSDP: gathered weights are freed after forward
-    unlimited_gathers: bool  # FSDP: layers are gathered as fast as they are asked for, none waits for another
     keeps_gradients: bool  # zero_grad fills with zeros instead of freeing (PyTorch before 2.0)
     eager_context: bool  # CUDA loads every kernel at start (before 11.7)
     optimizer_in_backward: bool  # gradients are stepped and freed one by one

@@ -251,8 +251,6 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         reshard=run.reshard_after_forward is not False
         and not (framework == "torchtitan" and run.pp != 1)
         and not (framework == "fsdp" and not method_full and year < 2024),
-        # torch limits all-gathers by default since 2.1 (October 2023; limit_all_gathers).
-        unlimited_gathers=framework == "fsdp" and method_full and year < 2024,
         keeps_gradients=year < 2023 and framework not in ("megatron", "deepspeed"),
         eager_context=year < 2023,
         optimizer_in_backward=run.optimizer_in_backward,

@@ -120,7 +120,7 @@ def forward_transients(rank: Rank) -> tuple[Line, ...]:
         )
     if recipe.framework == "deepspeed":
         return (_deepspeed_live(rank),)
-    kept = not recipe.reshard or recipe.unlimited_gathers
+    kept = not recipe.reshard
     formula: Callable[..., Any]
     sizes: dict[str, Any] = {"layer_params": rank.layer_params(), "element_bytes": recipe.compute_bytes}
     if kept:
