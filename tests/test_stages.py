@@ -43,6 +43,8 @@ def test_hand_worked_figures_of_a_test() -> None:
     assert formulas.achieved_tokens_per_s(tokens=8192, elapsed_s=0.5) == 16384
     # 80 GB reserved, 60 of them in tensors
     assert formulas.idle_share(reserved_bytes=80e9, allocated_bytes=60e9) == 0.25
+    # 60 ms of 480 are communication that nothing hides
+    assert formulas.exposed_share(exposed_s=0.06, step_s=0.48) == 0.125
     assert formulas.drift(first=200, last=190) == pytest.approx(-0.05)
     assert formulas.deviation(measured=66, predicted=60) == pytest.approx(0.1)
     # 72 h x 8 GPUs without failure: MTBF above 192 GPU hours

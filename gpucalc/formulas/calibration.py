@@ -60,6 +60,12 @@ def idle_share(*, reserved_bytes: Num, allocated_bytes: Num) -> Num:
 
 
 @formula(unit="fraction", source=_ARITHMETIC)
+def exposed_share(*, exposed_s: Num, step_s: Num) -> Num:
+    """Share of a step that communication adds to it."""
+    return exposed_s / step_s
+
+
+@formula(unit="fraction", source=_ARITHMETIC)
 def drift(*, first: Num, last: Num) -> Num:
     """Change of a rate between the first and the last part of a run."""
     return last / first - 1

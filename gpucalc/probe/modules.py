@@ -337,14 +337,19 @@ def _attend(make: Make, item: Attention, q: Any, k: Any, v: Any, sinks: Any) -> 
     """Softmax attention: the fused kernel where one does what the layer does, else scores in full."""
     torch, length = make.torch, q.shape[2]
     windowed = item.span is not None and item.span < length
-    if not (make.eager_attention or item.softcap or sinks is not None):
-        mask = _mask(torch, item, length, q.device) if windowed else None
-        return torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=item.heads != item.kv_heads
-        )
+    fused = not (make.eager_attention or item.softcap or sinks is not None)
+    mask = _mask(torch, item, length, q.device) if windowed and fused else None
     groups = item.heads // item.kv_heads if item.kv_lora is None else 1
-    if groups > 1:
+    # Of the fused kernels flash alone takes grouped heads, in 16 bit and without a mask; others would fall
+    # back to scores in full.
+    halved = q.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled(q.device.type)
+    grouped = groups > 1 and fused and mask is None and halved
+    if groups > 1 and not grouped:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    if fused:
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+        )
     scores = q @ k.transpose(-1, -2) * item.qk_dim**-0.5
     if item.softcap:
         scores = 50.0 * torch.tanh(scores / 50.0)

@@ -105,6 +105,9 @@ def together(
         "tokens_per_s": calibration.achieved_tokens_per_s(tokens=tokens, elapsed_s=step_s),
         "sync_s": max(one["sync_s"] for one in ranks),
         "sync_exposed_s": exposed,
+        "sync_share": None
+        if exposed is None
+        else float(calibration.exposed_share(exposed_s=exposed, step_s=step_s)),
         "strategy": trainer.strategy,
         **device.conditions(),
     }

@@ -18,6 +18,7 @@ from gpucalc.builders.build import build_graph
 from gpucalc.catalog import Catalog
 from gpucalc.counts import count
 from gpucalc.errors import CannotMeasure, InputError
+from gpucalc.formulas import calibration
 from gpucalc.graph import Graph
 from gpucalc.jobs import ResolvedJob
 from gpucalc.line import Line
@@ -75,8 +76,9 @@ class Trial:
         """What is trained, in a phrase."""
         layers = f"{len(self.layers)} of {self.of} layers"
         experts = f", {self.spec.moe.experts} experts" if self.spec.moe is not None else ""
+        how = {"none": "", "ddp": ", DDP", "fsdp": ", FSDP"}[self.strategy]
         batch = f"{self.micro_batch} x {self.micro_batches} sequences of {self.plan.recipe.seq_len} tokens"
-        return f"{layers}{experts}, {batch} a card"
+        return f"{layers}{experts}, {batch} a card{how}"
 
     def predicted(self) -> dict[str, Any]:
         """The plan's numbers for it. Of a CPU only the bytes of tensors, which any device shares."""
@@ -98,6 +100,9 @@ class Trial:
         if shared is not None:
             found["sync_s"] = shared.child("communication").value
             found["sync_exposed_s"] = shared.value
+            found["sync_share"] = float(
+                calibration.exposed_share(exposed_s=shared.value, step_s=found["step_s"])
+            )
         return found
 
     def _peak(self, *, workspace: bool, overhead: bool) -> float:

@@ -32,6 +32,7 @@ ROWS = (
     ("tokens_per_s", "throughput", "tokens/s", "time"),
     ("sync_s", "gradient sums and gathers by themselves", "s", ""),
     ("sync_exposed_s", "what they add to the step", "s", ""),
+    ("sync_share", "their share of the step", "fraction", ""),
 )
 
 

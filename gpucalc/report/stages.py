@@ -37,7 +37,7 @@ def summary(found: Summary) -> RenderableType:
         parts += [Text(), heading("Not as the job has it")]
         parts += [indent(Text(clean(text))) for text in found.changes]
     for name, trained, rows in found.stages:
-        parts += [Text(), heading(f"{_TITLES[name]}: {trained}"), indent(_rows(rows))]
+        parts += [Text(), heading(f"{_TITLES[name]}: {trained}"), indent(_rows(rows, "FSDP" in trained))]
     if found.soak is not None:
         parts += [
             Text(),
@@ -68,7 +68,9 @@ def progress(point: Mapping[str, Any]) -> str | None:
     return f"{_TITLES[point['stage']].lower()}: loss {point['last_loss']:.3g}, {step} a step, {peak} at most"
 
 
-def _rows(rows: tuple[Row, ...]) -> RenderableType:
+def _rows(rows: tuple[Row, ...], sharded: bool) -> RenderableType:
+    """Planned against measured. FSDP cannot run a step without its gathers, so what they add is not told."""
+    absent = "not separable" if sharded else "not measured"
     table = columns(
         "", "planned", "measured", "off by", "expected within", right=range(1, 5), whole=range(1, 5)
     )
@@ -76,7 +78,7 @@ def _rows(rows: tuple[Row, ...]) -> RenderableType:
         table.add_row(
             row.name,
             _value(row.predicted, row.unit, "not planned"),
-            _value(row.measured, row.unit, "not measured"),
+            _value(row.measured, row.unit, absent),
             "" if row.deviation is None else f"{100 * row.deviation:+.0f} %",
             "" if row.expected_error is None or row.deviation is None else percent(row.expected_error, 0),
         )
