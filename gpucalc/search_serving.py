@@ -6,6 +6,7 @@ fastest that meets them, without the one with the fewest GPUs per copy of the mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -33,6 +34,7 @@ from gpucalc.spec.job import ServeRun
 
 DEGREES = ("tp", "pp", "dp", "ep")
 MOST_TIMED = 16  # layouts whose speed is worked out,
+MOST_RIVALS = 4  # layouts set beside the one that was chosen
 MOST_LOADED = 8  # layouts whose load at a request rate is looked for
 TIMED_PER_SIZE = 3  # so many of each number of GPUs per copy
 _LEVELS = {Level.FITS: 0, Level.MARGINAL: 1, Level.DOES_NOT_FIT: 2}
@@ -153,6 +155,21 @@ def _spread(starting: list[Candidate]) -> list[Candidate]:
     return kept[:MOST_TIMED]
 
 
+def _rivals(
+    subject: Subject, run: ServeRun, settled: ServeRun, cluster: Cluster, engine: EngineSpec
+) -> tuple[Deployment, ...]:
+    """The first layout of every other size that an auto one was chosen from, the smallest engines first."""
+    if run.framework in BY_LAYERS or not left_open(run):
+        return ()
+    own = tuple(getattr(settled, key) for key in DEGREES)
+    size = math.prod(int(degree) for degree in own[:3])
+    by_size: dict[int, Deployment] = {}
+    for one in rank(subject, run, cluster, engine):
+        if one.level < 2 and one.found.layout.engine_gpus != size:
+            by_size.setdefault(one.found.layout.engine_gpus, one.found)
+    return tuple(by_size[gpus] for gpus in sorted(by_size))[:MOST_RIVALS]
+
+
 def rank(subject: Subject, run: ServeRun, cluster: Cluster, engine: EngineSpec) -> list[Candidate]:
     """Every legal candidate, best first by memory. Raises Infeasible when there is none."""
     found: list[Candidate] = []
@@ -240,6 +257,7 @@ def plan_serving(
                 legal=[f"{name} {least}".strip() for name, least in engine.hardware.items()],
             )
     settled, chosen = settle(subject, run, cluster, engine)
+    rivals = _rivals(subject, run, settled, cluster, engine) if loads else ()
     keys = {item.key for item in chosen}
     by_engine = run.framework in BY_LAYERS and "run.tp" not in keys
     stated = tuple(
@@ -258,5 +276,6 @@ def plan_serving(
         always_time=always_time,
         loads=loads,
         most=most,
+        rivals=rivals,
         economics=economics,
     )

@@ -496,6 +496,24 @@ def test_loads_are_one_row_each(width: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert any(row.endswith("most that meet") for row in rows)
 
 
+def test_layouts_an_auto_one_was_chosen_from_stand_beside_it_where_none_beats_them() -> None:
+    plan = served("llama-3.3-70b", "8xh100-sxm-80gb")
+    others = [point for point in plan.loads if point.layout]
+    assert others
+    assert {point.layout for point in others} == {"tp 8"}
+    for one in others:
+        assert not any(
+            other.tokens_per_s_per_user > 1.01 * one.tokens_per_s_per_user
+            and other.tokens_per_s_per_gpu > 1.01 * one.tokens_per_s_per_gpu
+            for other in plan.loads
+        )
+    speeds = [point.tokens_per_s_per_user for point in plan.loads]
+    assert speeds == sorted(speeds, reverse=True)
+    assert "tp 8" in render(table.plan(plan), color=False).split("Speed against throughput")[1]
+    stated = served("llama-3.3-70b", "8xh100-sxm-80gb", "run.tp=8")
+    assert not any(point.layout for point in stated.loads)
+
+
 def test_loads_are_in_the_document_and_plans_of_training_have_none() -> None:
     document = as_json.plan(planned("serve-llama-3.3-70b"), {})
     assert document["loads"][0]["concurrency"] == 1

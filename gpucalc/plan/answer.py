@@ -92,6 +92,7 @@ class LoadPoint:
     meets_targets: bool | None  # None: the job states none
     is_job: bool  # the job's own concurrency
     is_most: bool  # the most in flight within the targets
+    layout: str = ""  # another one than the plan's, in words
 
 
 @dataclass(frozen=True, slots=True)

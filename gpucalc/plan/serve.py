@@ -5,6 +5,7 @@ Nothing is searched here: every degree is a number. `gpucalc.search_serving` set
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpucalc.errors import GpucalcError
@@ -24,6 +25,8 @@ from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import ServeRun
 
 PHASE = "serve"
+RIVAL_ROWS = 4  # loads of another layout that are looked at
+CLEARLY = 1.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +87,12 @@ def evaluate_serving(
     always_time: bool = False,
     loads: bool = False,
     most: bool = True,
+    rivals: Sequence[Deployment] = (),
     economics: Economics | None = None,
 ) -> Plan:
     """The plan of a settled serving run; with `loads` its speed at other loads too.
 
-    most: look for the largest load within the run's targets.
+    most: look for the largest load within the run's targets. rivals: other layouts to set beside this one.
 
     Raises Infeasible or InputError.
     """
@@ -115,7 +119,7 @@ def evaluate_serving(
         if best is None and most and has_targets(found.recipe):
             told.append("no load meets the targets")
         if loads:
-            points = _loads(subject, found, engine, cluster, time, best)
+            points = _loads(subject, found, engine, cluster, time, best, rivals)
     return Plan(
         name=name,
         model=model_line(subject.counts),
@@ -274,28 +278,69 @@ def _loads(
     cluster: Cluster,
     own: ServingTime,
     best: ServingTime | None,
+    rivals: Sequence[Deployment],
 ) -> tuple[LoadPoint, ...]:
-    """Speed against throughput: the job's own load, the largest within its targets, and others around."""
+    """Speed against throughput: the job's own load, the largest within its targets, and others around.
+
+    Of other layouts those that none of these and of each other beats.
+    """
     recipe = found.recipe
     others = pareto(subject.graph, found.layout, recipe, engine, cluster, kv_tokens=found.cached_tokens)
     points = {point.concurrency: point for point in others}
     if best is not None:
         points[best.concurrency] = best
     points[recipe.concurrency] = own
-    return tuple(
-        LoadPoint(
-            concurrency=load,
-            tokens_per_s_per_user=float(point.tokens_per_s_per_user.value),
-            tokens_per_s_per_gpu=float(point.tokens_per_s_per_gpu.value),
-            ttft_s=float(point.prefill_s.value),
-            tpot_s=float(point.decode_step_s.value),
-            queue_s=float(point.queue_s.value) if point.queue_s is not None else 0.0,
-            binds=point.binds,
-            meets_targets=meets_targets(point, recipe) if has_targets(recipe) else None,
+    listed = [
+        replace(
+            _load_point(load, point, recipe),
             is_job=load == recipe.concurrency,
             is_most=best is not None and load == best.concurrency,
         )
         for load, point in sorted(points.items())
+    ]
+    elsewhere: list[LoadPoint] = []
+    for rival in rivals:
+        try:
+            found_points = pareto(
+                subject.graph,
+                rival.layout,
+                rival.recipe,
+                engine,
+                cluster,
+                kv_tokens=rival.cached_tokens,
+                rows=RIVAL_ROWS,
+            )
+        except GpucalcError:
+            continue
+        elsewhere += [
+            replace(_load_point(point.concurrency, point, recipe), layout=rival.layout.words)
+            for point in found_points
+        ]
+    every = [*listed, *elsewhere]
+    kept = [point for point in elsewhere if not any(_beats(other, point) for other in every)]
+    return tuple(sorted([*listed, *kept], key=lambda point: -point.tokens_per_s_per_user))
+
+
+def _load_point(load: int, point: ServingTime, recipe: ServeRecipe) -> LoadPoint:
+    return LoadPoint(
+        concurrency=load,
+        tokens_per_s_per_user=float(point.tokens_per_s_per_user.value),
+        tokens_per_s_per_gpu=float(point.tokens_per_s_per_gpu.value),
+        ttft_s=float(point.prefill_s.value),
+        tpot_s=float(point.decode_step_s.value),
+        queue_s=float(point.queue_s.value) if point.queue_s is not None else 0.0,
+        binds=point.binds,
+        meets_targets=meets_targets(point, recipe) if has_targets(recipe) else None,
+        is_job=False,
+        is_most=False,
+    )
+
+
+def _beats(one: LoadPoint, other: LoadPoint) -> bool:
+    """Whether a point is better at both speeds by more than a rounding."""
+    return (
+        one.tokens_per_s_per_user > CLEARLY * other.tokens_per_s_per_user
+        and one.tokens_per_s_per_gpu > CLEARLY * other.tokens_per_s_per_gpu
     )
 
 

@@ -31,6 +31,16 @@ class ServeLayout:
     decode_context: int = 1
 
     @property
+    def words(self) -> str:
+        """The degrees above one and how many copies there are."""
+        named = [("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep)]
+        named.append(("decode_context_parallel", self.decode_context))
+        shown = [f"{name} {value}" for name, value in named if value > 1] or ["one GPU a copy"]
+        if self.replicas > 1:
+            shown.append(f"{self.replicas} copies of {self.engine_gpus} GPUs")
+        return ", ".join(shown)
+
+    @property
     def engine_gpus(self) -> int:
         """GPUs of one engine."""
         return self.tp * self.pp * self.dp

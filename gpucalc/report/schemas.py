@@ -128,6 +128,7 @@ def _plan() -> _Schema:
         "meets_targets": _maybe({"type": "boolean"}),
         "is_job": {"type": "boolean"},
         "is_most": {"type": "boolean"},
+        "layout": _TEXT,
     }
     meters = _object({f"{name}_bytes": _NUMBER for name in ("allocated", "reserved", "device")})
     needed = {

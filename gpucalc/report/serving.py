@@ -9,7 +9,7 @@ from rich.text import Text
 from gpucalc import units
 from gpucalc.line import Line
 from gpucalc.plan.answer import LoadPoint, Plan, Verdict
-from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe
+from gpucalc.plan.serving_layout import ServeRecipe
 from gpucalc.report.screen import (
     QUIET,
     bar,
@@ -41,16 +41,6 @@ def recipe_words(recipe: ServeRecipe) -> str:
         f"max_num_seqs {recipe.max_num_seqs}",
     ]
     return ", ".join(clean(word) for word in words)
-
-
-def layout_words(layout: ServeLayout) -> str:
-    """The degrees above one and how many copies there are."""
-    named = [("tp", layout.tp), ("pp", layout.pp), ("dp", layout.dp), ("ep", layout.ep)]
-    named.append(("decode_context_parallel", layout.decode_context))
-    shown = [f"{name} {value}" for name, value in named if value > 1] or ["one GPU a copy"]
-    if layout.replicas > 1:
-        shown.append(f"{layout.replicas} copies of {layout.engine_gpus} GPUs")
-    return ", ".join(shown)
 
 
 def verdict_words(decided: Verdict) -> tuple[str, str]:
@@ -151,7 +141,10 @@ def decode_pass(answer: Plan) -> RenderableType:
 
 
 def loads(answer: Plan) -> RenderableType:
-    """Speed of a user against throughput of a GPU, one row for each number of requests in flight."""
+    """Speed of a user against throughput of a GPU, one row for each number of requests in flight.
+
+    Those of other layouts that an auto one was chosen from are shown where nothing here beats them.
+    """
     targets = any(point.meets_targets is not None for point in answer.loads)
     heads = ("in flight", "per user", "per GPU", "ttft", "tpot", "bound by", "targets" if targets else "")
     table = columns(*heads, right=range(5), whole=range(6))
@@ -171,6 +164,8 @@ def loads(answer: Plan) -> RenderableType:
 def _load_words(point: LoadPoint) -> str:
     """What there is to say of one load: whose it is, whether it meets the targets, what waits."""
     words = ["this job"] if point.is_job else []
+    if point.layout:
+        words.append(point.layout)
     if point.meets_targets is not None:
         met = "most that meet" if point.is_most else "meets"
         words.append(met if point.meets_targets else "misses")

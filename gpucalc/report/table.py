@@ -148,7 +148,7 @@ def _title(answer: Plan) -> RenderableType:
 def run_words(answer: Plan) -> tuple[str, str]:
     """The recipe and the layout, a line each."""
     if answer.serves:
-        return serving.recipe_words(answer.recipe), serving.layout_words(answer.layout)
+        return serving.recipe_words(answer.recipe), answer.layout.words
     return _recipe(answer.recipe), _layout(answer.layout)
 
 

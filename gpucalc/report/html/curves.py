@@ -197,9 +197,10 @@ def loads(answer: Plan, ledger: Ledger) -> Section | None:
         Point(
             point.tokens_per_s_per_user,
             point.tokens_per_s_per_gpu,
-            f"{point.concurrency:,} in flight: {whole(point.tokens_per_s_per_user)} tokens/s a user,"
+            f"{point.concurrency:,} in flight{f' with {point.layout}' if point.layout else ''}:"
+            f" {whole(point.tokens_per_s_per_user)} tokens/s a user,"
             f" {whole(point.tokens_per_s_per_gpu)} tokens/s a GPU",
-            class_="s1" if point.meets_targets is False else "s0",
+            class_="s1" if point.meets_targets is False else "g2" if point.layout else "s0",
             strong=point.is_job,
         )
         for point in points
@@ -220,6 +221,8 @@ def loads(answer: Plan, ledger: Ledger) -> Section | None:
     entries = [("s0", "meets the targets" if targets else "a number of requests in flight")]
     if any(point.meets_targets is False for point in points):
         entries.append(("s1", "misses them"))
+    if any(point.layout for point in points):
+        entries.append(("g2", "another layout"))
     caption = (
         "Each point is a number of requests in flight, joined where none is better at both speeds;"
         " the ringed one is this job's."
@@ -262,6 +265,8 @@ def front(points: Sequence[LoadPoint]) -> list[LoadPoint]:
 
 def _load_words(point: LoadPoint) -> str:
     words = [point.binds.removesuffix(" bandwidth")]
+    if point.layout:
+        words.append(point.layout)
     if point.is_job:
         words.append("this job")
     if point.meets_targets is not None:
