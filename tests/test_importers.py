@@ -653,3 +653,29 @@ def test_deepspeeds_buffer_sizes_are_taken() -> None:
     second = deepspeed(zero_optimization={"stage": 2, "reduce_bucket_size": 2e8}).data["run"]
     assert second["reduce_bucket_size"] == 200_000_000
     assert "sub_group_size" not in second
+
+
+@pytest.mark.parametrize(
+    ("named", "keys"),
+    [
+        ("1F1B", {}),
+        ("Interleaved1F1B", {"vpp": 2}),
+        ("GPipe", {"schedule": "gpipe"}),
+        ("DualPipeV", {"schedule": "dualpipe-v"}),
+        ("ZBVZeroBubble", {"schedule": "zero-bubble"}),
+    ],
+)
+def test_torchtitans_schedules(named: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    def run(schedule: str, pp: int = 4) -> dict[str, Any]:
+        file = tmp_path / "titan.toml"
+        file.write_text(
+            f'[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\npipeline_parallel_degree = {pp}\n'
+            f'pipeline_parallel_schedule = "{schedule}"\n'
+        )
+        return dict(load(file).data["run"])
+
+    found = run(named)
+    assert {key: found[key] for key in ("vpp", "schedule") if key in found} == keys
+    assert "schedule" not in run(named, pp=1)
+    with pytest.raises(InputError, match="has no plan"):
+        run("LoopedBFS2")

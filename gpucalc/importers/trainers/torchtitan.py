@@ -64,6 +64,7 @@ def torchtitan(data: Mapping[str, Any], where: str) -> ImportedJob:
         or training.degree("data_parallel_shard_degree"),
     }
     run |= {key: value for key, value in degrees.items() if value is not None}
+    _schedule(parallel, run)
     copies = parallel.degree("data_parallel_replicate_degree") or training.degree(
         "data_parallel_replicate_degree"
     )
@@ -108,3 +109,26 @@ def torchtitan(data: Mapping[str, Any], where: str) -> ImportedJob:
     training.skip("steps", "dataset", "warmup_steps", "max_norm", "gc_freq", "seed")
     group("optimizer").skip("lr", "eps")
     return words.job("torchtitan", draft)
+
+
+# What torch.distributed.pipelining calls the schedules that have a plan; 1F1B is the default.
+_SCHEDULES = {"1f1b": None, "gpipe": "gpipe", "dualpipev": "dualpipe-v", "zbvzerobubble": "zero-bubble"}
+
+
+def _schedule(parallel: Words, run: dict[str, Any]) -> None:
+    """The pipeline's schedule, by torch's own names."""
+    named = parallel.text("pipeline_parallel_schedule")
+    if named is None or run.get("pp", 1) == 1:
+        return
+    folded = named.lower()
+    if folded == "interleaved1f1b":
+        run["vpp"] = 2
+        parallel.assume("Interleaved1F1B: two stages a rank, as torchtitan cuts them by default")
+        return
+    if folded not in _SCHEDULES:
+        raise parallel.wrong(("pipeline_parallel_schedule",), "has no plan", named,
+                             "1F1B, Interleaved1F1B, GPipe, DualPipeV, ZBVZeroBubble")  # fmt: skip
+    if folded == "zbvzerobubble":
+        parallel.assume("ZBVZeroBubble is planned as ZB-H1, which holds as many micro-batches")
+    if _SCHEDULES[folded] is not None:
+        run["schedule"] = _SCHEDULES[folded]
