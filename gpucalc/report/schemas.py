@@ -154,8 +154,47 @@ def _plan() -> _Schema:
         "provenance": {"type": "object"},
     }
     found = _object(needed)
+    found["properties"]["search"] = _search(level)
     found["additionalProperties"] = True  # a later version may say more
     return {**found, "$defs": {"line": _object(leaf, inner), "figure": _object(leaf, more)}}
+
+
+def _search(level: _Schema) -> _Schema:
+    """What `plan --search` adds: the best layouts, those of least memory, and the job's own."""
+    option = _object(
+        {
+            "layout": {"type": "object"},
+            "level": level,
+            "needed_bytes": _NUMBER,
+            "step_s": _maybe(_NUMBER),
+            "samples_per_s": _maybe(_NUMBER),
+        }
+    )
+    size = {"gpus": _WHOLE, "best": _maybe(option), "gpu_s_per_sample": _maybe(_NUMBER)}
+    return _object(
+        {
+            "ranked_by": _TEXT,
+            "searched": _TEXTS,
+            "held": {"type": "object"},
+            "legal_layouts": _WHOLE,
+            "fitting_layouts": _WHOLE,
+            "timed_layouts": _WHOLE,
+            "core_s": _NUMBER,
+            "layouts_per_s_per_core": _NUMBER,
+            "in_columns": {"type": "boolean"},
+            "settings": {"type": "object", "description": "keys that turn the job into the best layout"},
+            "options": {"type": "array", "items": option, "description": "the best first"},
+            "memory_against_time": {"type": "array", "items": option},
+            "own": _maybe(option),
+            "own_broken_rules": _TEXTS,
+            "differing_keys": {"type": "object"},
+            "differing_terms": {
+                "type": "array",
+                "items": _object({"name": _TEXT, "own_s": _NUMBER, "best_s": _NUMBER}),
+            },
+            "sizes": {"type": "array", "items": _object(size)},
+        }
+    )
 
 
 def _split(level: _Schema) -> _Schema:
