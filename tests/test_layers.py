@@ -22,7 +22,8 @@ LAYERS: list[set[str]] = [
     {"validate", "validate_serving"},
     {"accuracy", "economics"},
     {"planner"},
-    {"check", "diff", "oom", "oom_tensors", "doctor", "explain", "trace", "claims", "scale", "documents", "layouts"},
+    {"check", "diff", "oom", "oom_tensors", "doctor", "explain", "trace", "claims", "scale", "documents"}
+    | {"layouts"},
     {"catalog_sanity", "catalog_check", "reference"},
     {"size_fleets", "size_targets"},
     {"size"},
