@@ -180,9 +180,9 @@ def test_three_stages_on_two_processes(tmp_path: Path) -> None:
     assert found["verdict"] == "passed", found["findings"]
     rows = {part["stage"]: {row["name"]: row for row in part["rows"]} for part in found["stages"]}
     for stage in ("alone", "together"):
-        assert abs(rows[stage]["peak memory of tensors"]["deviation"]) < 0.05
+        assert abs(rows[stage]["peak memory, tensors"]["deviation"]) < 0.05
         assert rows[stage]["step"]["predicted"] is None  # nobody plans a CPU
-    assert rows["together"]["gradient sums and gathers by themselves"]["measured"] > 0
+    assert rows["together"]["gradient exchange"]["measured"] > 0
     assert found["soak"]["windows"] >= 2
     assert found["soak"]["process_growth_bytes"] is not None
     lines, _ = read(record)

@@ -26,13 +26,13 @@ UNLIKE = 0.10  # a card slower than the median of all by more
 _QUARTER = 4  # windows a soak needs to show a drift
 
 ROWS = (
-    ("peak_allocated_bytes", "peak memory of tensors", "bytes", "memory"),
-    ("peak_reserved_bytes", "peak memory of the allocator", "bytes", "memory"),
+    ("peak_allocated_bytes", "peak memory, tensors", "bytes", "memory"),
+    ("peak_reserved_bytes", "peak memory, reserved", "bytes", "memory"),
     ("step_s", "step", "s", "time"),
-    ("tokens_per_s", "throughput", "tokens/s", "time"),
-    ("sync_s", "gradient sums and gathers by themselves", "s", ""),
-    ("sync_exposed_s", "what they add to the step", "s", ""),
-    ("sync_share", "their share of the step", "fraction", ""),
+    ("tokens_per_s", "throughput", "tokens/s", ""),  # the step in other words
+    ("sync_s", "gradient exchange", "s", ""),
+    ("sync_exposed_s", "added to the step", "s", ""),
+    ("sync_share", "share of the step", "fraction", ""),
 )
 
 

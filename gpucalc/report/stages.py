@@ -71,9 +71,7 @@ def progress(point: Mapping[str, Any]) -> str | None:
 def _rows(rows: tuple[Row, ...], sharded: bool) -> RenderableType:
     """Planned against measured. FSDP cannot run a step without its gathers, so what they add is not told."""
     absent = "not separable" if sharded else "not measured"
-    table = columns(
-        "", "planned", "measured", "off by", "expected within", right=range(1, 5), whole=range(1, 5)
-    )
+    table = columns("", "planned", "measured", "off by", "plan's error", right=range(1, 5), whole=range(1, 5))
     for row in rows:
         table.add_row(
             row.name,
