@@ -97,8 +97,7 @@ def _without_a_kind(
         better = _RANK[found.verdict.level] < _RANK[plan.verdict.level]
         same = found.verdict.level is plan.verdict.level
         if better or (same and _speed(found) > _speed(plan) * WORTH_SPEED):
-            dropped = " and ".join(f"{p.count} x {p.gpu.name}" for p in cluster.pools if p is not kept)
-            yield _action(f"drop {dropped}: {kept.count} x {kept.gpu.name} alone", {"gpus": fleet}, found)
+            yield _action(f"{kept.count} x {kept.gpu.name} alone", {"gpus": fleet}, found)
 
 
 def smallest_fleet(

@@ -15,8 +15,8 @@ from gpucalc.units import seconds
 
 HOUR_S = 3600.0
 _UNITS_S = {"s": 1.0, "min": 60.0, "h": HOUR_S, "d": 24 * HOUR_S, "w": 7 * 24 * HOUR_S}
-_WORDS = {"seconds": "s", "second": "s", "minutes": "min", "minute": "min", "hours": "h", "hour": "h", "days": "d", "day": "d"}
-_WORDS |= {"weeks": "w", "week": "w"}
+_WORDS = {"seconds": "s", "second": "s", "minutes": "min", "minute": "min", "hours": "h", "hour": "h"}
+_WORDS |= {"days": "d", "day": "d", "weeks": "w", "week": "w"}
 _SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]{1,3})?)\s*([a-z]*)", re.IGNORECASE)
 
