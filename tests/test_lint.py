@@ -105,6 +105,8 @@ def test_every_item_of_the_documents_that_lint_answers_is_a_claim() -> None:
         ("CUDA_VISIBLE_DEVICES=0,1,1", "CUDA_VISIBLE_DEVICES", "once"),
         ("CUDA_LAUNCH_BLOCKING=1 python train.py", "CUDA_LAUNCH_BLOCKING", "leave it out"),
         ("lspci | grep nvidia", "lspci | grep nvidia", "lspci -d 10de:"),
+        ("lspci -d 10de: -v | grep LnkSta", "lspci -d 10de: -v | grep LnkSta", "sudo lspci -d 10de: -vv |"),
+        ("lspci --speed", "lspci --s", "sudo lspci -d 10de: -vv"),
         ("torchrun --nproc_per_node=four t.py", "--nproc_per_node", "auto"),
         ("torchrun --nprocs 4 t.py", "--nprocs", "nproc-per-node"),
         ("torchrun --use_env --nnodes 1 t.py", "--use_env", "leave it out"),
