@@ -229,7 +229,9 @@ def _make(torch: Any, make: Callable[..., Any], arguments: dict[str, Any], dtype
     try:
         module = make(**arguments)
     except Exception as error:
-        raise InputError(f"the factory failed: {type(error).__name__}: {error}", where="trace") from error
+        if "DataDependent" not in type(error).__name__:
+            raise InputError(f"the factory failed: {type(error).__name__}: {error}", where="trace") from error
+        module = _made_on_meta(torch, make, arguments)
     if not isinstance(module, torch.nn.Module):
         raise InputError("the factory made no torch.nn.Module", where="trace", given=type(module).__name__)
     if dtype != "float32":
@@ -238,6 +240,35 @@ def _make(torch: Any, make: Callable[..., Any], arguments: dict[str, Any], dtype
             if tensor.is_floating_point():
                 tensor.data = torch.empty_like(tensor, dtype=narrow)
     return module.train()
+
+
+def _made_on_meta(torch: Any, make: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """The module of a factory that reads values it computes, such as a schedule of drop rates.
+
+    It is made on the meta device, which leaves what is put on the CPU by name with its values; its
+    weights then become fake ones.
+    """
+    fake = importlib.import_module("torch._subclasses.fake_tensor")
+    try:
+        with fake.unset_fake_temporarily(), torch.device("meta"):
+            module = make(**arguments)
+    except Exception as error:
+        raise InputError(f"the factory failed: {type(error).__name__}: {error}", where="trace") from error
+    made: dict[int, Any] = {}  # shared weights stay shared
+
+    def faked(tensor: Any, *, weight: bool) -> Any:
+        if id(tensor) not in made:
+            empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+            grows = weight and tensor.requires_grad
+            made[id(tensor)] = torch.nn.Parameter(empty, requires_grad=grows) if weight else empty
+        return made[id(tensor)]
+
+    for part in module.modules() if isinstance(module, torch.nn.Module) else ():
+        for held, weight in ((part._parameters, True), (part._buffers, False)):
+            for name, tensor in list(held.items()):
+                if tensor is not None:
+                    held[name] = faked(tensor, weight=weight)
+    return module
 
 
 @contextmanager

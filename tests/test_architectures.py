@@ -181,3 +181,41 @@ def test_a_state_per_channel_does_not_grow_with_the_context() -> None:
         2048,
     )
     assert sum(graph.trunk.count(i) for i, b in enumerate(graph.trunk.blocks) if b.mixer == mixer) == 10
+
+
+# What traces of the same classes came to at 224 x 224, in training mode: operations in GFLOP, elements
+# kept for backward, elements moved by layers without products, kernels.
+TRACED = {
+    "resnet-50": (8.178368512, 21_477_376, 59_389_813, 227),
+    "resnet-18": (3.628146688, 5_544_960, 13_085_780, 88),
+    "convnext-tiny": (8.911062528, 27_288_952, 33_924_424, 137),
+    "swin-tiny": (8.981133312, 26_658_543, 75_306_193, 507),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_an_image_network_walked_from_its_configuration_is_what_a_trace_finds(name: str) -> None:
+    others = json.loads((Path(__file__).parent / "data" / "params.json").read_text())["models"]
+    spec = from_config(next(model["config"] for model in others if model["name"] == name)).spec
+    flops, saved, traffic, kernels = TRACED[name]
+    assert spec.gflops_forward == pytest.approx(flops, rel=1e-9)
+    assert spec.saved_elements == pytest.approx(saved, rel=1e-4)
+    assert spec.traffic_elements == pytest.approx(traffic, rel=0.02)
+    assert spec.layers == pytest.approx(kernels, rel=0.02)
+    for task, run in (("train", {"framework": "ddp", "micro_batch": 32}), ("serve", {"framework": "hf"})):
+        job = {"model": spec.model_dump(exclude_none=True, exclude_defaults=True), "gpus": "1xA100-SXM-80GB",
+               "run": {"task": task, **run}}  # fmt: skip
+        assert plan_job(resolve_data(job, CATALOG, where="job"), CATALOG, advice=False).throughput is not None
+
+
+def test_a_convolutional_network_says_what_it_lacks() -> None:
+    others = json.loads((Path(__file__).parent / "data" / "params.json").read_text())["models"]
+    config = next(model["config"] for model in others if model["name"] == "convnext-tiny")
+    wrong: list[tuple[str, Any]] = [
+        ("depths", None), ("depths", [3, "x"]), ("hidden_sizes", [96, 192]), ("patch_size", None),
+        ("num_channels", 4), ("num_stages", 7), ("image_size", -5),
+    ]  # fmt: skip
+    for key, value in wrong:
+        with pytest.raises(InputError, match=key):
+            from_config({**config, key: value})
+    assert any("224" in text for text in from_config({**config, "image_size": None}).assumed)

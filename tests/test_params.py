@@ -26,10 +26,6 @@ MODELS = sorted((ROOT / "catalogs" / "models").glob("*.yaml"))
 REFUSED = {
     "zamba2-1.2b-default": "one attention block is shared by many layers",
     "wav2vec2-base": "convolutional audio front end",
-    "swin-tiny": "hierarchical windows",
-    "convnext-tiny": "convolutional; known by totals",
-    "resnet-50": "convolutional; known by totals",
-    "resnet-18": "convolutional; known by totals",
 }
 
 

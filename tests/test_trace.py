@@ -175,6 +175,30 @@ def test_what_lives_in_a_forward_pass_is_what_a_plan_of_inference_holds() -> Non
     assert graph.network.live_elements == 64 + 96 + 96
 
 
+def test_a_factory_that_reads_a_schedule_it_computes_is_made_on_the_meta_device() -> None:
+    """Drop rates of image networks: values on the CPU by name, which fake tensors do not have."""
+
+    class Scheduled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            rates = torch.linspace(0, 0.3, 4, device="cpu").tolist()
+            self.maps = torch.nn.ModuleList(torch.nn.Linear(8, 8) for rate in rates if rate > 0.05)
+            self.maps[1].weight = self.maps[0].weight  # shared, and counted once
+            self.norm = torch.nn.BatchNorm1d(8)
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.maps:
+                x = layer(x)
+            return self.norm(x)
+
+    spec = trace(Scheduled, [TraceInput((1, 8))])
+    assert spec.params_total == 2 * 64 + 3 * 8 + 2 * 8
+    assert spec.trace is not None
+    assert spec.trace.buffers == 17
+    with pytest.raises(InputError, match="the factory failed"):
+        trace(lambda: torch.nn.Linear(int(torch.rand(1).item() * 0) + 3, 3), [TraceInput((1, 3))])
+
+
 def test_a_module_that_cannot_be_evaluated_has_no_figure_for_it() -> None:
     class Trains(torch.nn.Module):
         def __init__(self) -> None:

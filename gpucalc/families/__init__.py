@@ -19,8 +19,6 @@ _REFUSED = {
     "zamba": "one attention block shared by many layers: weights and work differ in count",
     "zamba2": "one attention block shared by many layers: weights and work differ in count",
     "albert": "one layer whose weights serve at every depth",
-    "swin": "hierarchical windows over image stages have no drawing yet",
-    "convnext": "convolutional stages are described by a trace or by totals",
     "wav2vec2": "the convolutional audio front end has no drawing yet",
 }
 FAMILIES: dict[str, Family] = {

@@ -102,6 +102,8 @@ IMAGES: dict[str, Family] = {
     "clip": replace(_PLAIN, form="clip", positions=77, head="body"),
     "siglip": replace(_PLAIN, form="clip", positions=64, activation="gelu_tanh", head="body"),
     "resnet": _TOTALS,
+    "convnext": _TOTALS,
+    "swin": _TOTALS,
     "yolov7": _TOTALS,
     "yolov8": _TOTALS,
     "diffusion": _TOTALS,

@@ -77,7 +77,7 @@ def from_config(
     generic = family is None
     if family is not None and family.refused:
         raise UnsupportedModel(family.refused, where=where, key="model_type", given=model_type)
-    if family is not None and family.form == "totals":
+    if family is not None and family.form == "totals" and key not in ("resnet", "convnext", "swin"):
         raise UnsupportedModel(
             "a convolutional network is described by its totals; a trace of the module measures them",
             where=where,

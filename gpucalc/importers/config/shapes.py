@@ -9,6 +9,7 @@ from gpucalc.errors import InputError, UnsupportedModel
 from gpucalc.families import FAMILIES
 from gpucalc.importers.config.biases import biases
 from gpucalc.importers.config.experts import experts_of
+from gpucalc.importers.config.images import totals_of
 from gpucalc.importers.config.layers import pattern_of
 from gpucalc.importers.config.mixers import state_of
 from gpucalc.importers.config.needed import check_needed
@@ -44,6 +45,8 @@ def fields_of(top: Reader, key: str, tower: str | None = None) -> dict[str, Any]
     form = FAMILIES[key].form
     if form == "clip":
         return contrastive(top)
+    if form == "totals":
+        return totals_of(top, key)
     text = top.group(*TEXT_KEYS) or top
     check_needed(text, key)
     fields = _shape(text, key)
