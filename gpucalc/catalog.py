@@ -97,7 +97,9 @@ class Catalog:
         self._specs: dict[tuple[str, str], Any] = {}
         self._sources: dict[str, str] | None = None
         self._index: dict[str, dict[str, str]] = {}
-        self._aliases: dict[tuple[str, str], Named] = {}
+        self._aliases: dict[tuple[str, str], Named | None] = {}
+        self._declared: dict[Path, dict[str, list[str]]] = {}
+        self._files: dict[str, dict[str, Path]] = {}
         self._about: frozenset[str] | None = None
 
     # -- names --------------------------------------------------------------------------------
@@ -127,8 +129,17 @@ class Catalog:
     def find(self, kind: str, name: str) -> Named:
         """The file a name stands for, and what had to be assumed to choose it. Raises UnknownName."""
         where = _ONE.get(kind, kind)
-        if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > 200:
+        if not _is_name(name):
             raise UnknownName(f"not a {where} name", given=name)
+        found = self.look_up(kind, name)
+        if found is None:
+            raise self._unknown(kind, name, where)
+        return found
+
+    def look_up(self, kind: str, name: str) -> Named | None:
+        """The same, None for a name that stands for no file or fits several."""
+        if not _is_name(name):
+            return None
         stem = name.strip().casefold()
         if _STEM.fullmatch(stem):
             for root in self.roots:
@@ -136,7 +147,7 @@ class Catalog:
                 if path.is_file():
                     return Named(stem, path)
         if (kind, stem) not in self._aliases:  # many jobs name the same few
-            self._aliases[kind, stem] = self._find_alias(kind, name, where)
+            self._aliases[kind, stem] = self._by_alias(kind, name)
         return self._aliases[kind, stem]
 
     def stem_of(self, kind: str, name: str) -> str | None:
@@ -147,7 +158,7 @@ class Catalog:
         if kind not in self._index:
             index: dict[str, str] = {}
             for stem, path in self._stems(kind).items():
-                for alias in _declared_names(path)["aliases"]:
+                for alias in self._names_in(path)["aliases"]:
                     index.setdefault(_fold(alias), stem)
                     index.setdefault(_fold(alias.rpartition("/")[2]), stem)
             self._index[kind] = index | {_fold(stem): stem for stem in self._stems(kind)}
@@ -170,15 +181,16 @@ class Catalog:
             if " " in owners
         }
 
-    def _find_alias(self, kind: str, name: str, where: str) -> Named:
-        stems = self._stems(kind)
+    def _by_alias(self, kind: str, name: str) -> Named | None:
+        if kind not in self._files:
+            self._files[kind] = self._stems(kind)
+        stems = self._files[kind]
         wanted = _fold(name)
         folded = {_fold(stem): stem for stem in stems}
         if wanted and wanted in folded:
             return Named(folded[wanted], stems[folded[wanted]])
-        known: dict[str, str] = {}
         for stem, path in stems.items():
-            names = _declared_names(path)
+            names = self._names_in(path)
             if any(_fold(alias) == wanted for alias in names["aliases"]):
                 return Named(stem, path)
             if any(_fold(alias) == wanted for alias in names["default_for"]):
@@ -186,15 +198,30 @@ class Catalog:
                 also = f" (also known: {', '.join(others)})" if others else ""
                 said = f"{name.strip()} is taken as {stem}{also}"
                 return Named(stem, path, (said,))
-            for alias in (*names["aliases"], *names["default_for"]):
-                known[alias] = stem
+        return None
+
+    def _unknown(self, kind: str, name: str, where: str) -> UnknownName:
+        """The error for a name, with the files it fits or comes near to."""
+        stems = self._stems(kind)
         matching = tuple(stem for stem in sorted(stems) if _matches(name, stem))
         if len(matching) > 1:
-            raise UnknownName(f"the {where} name fits several", given=name, legal=matching)
+            return UnknownName(f"the {where} name fits several", given=name, legal=matching)
+        known = {
+            alias: stem
+            for stem, path in stems.items()
+            for aliases in self._names_in(path).values()
+            for alias in aliases
+        }
         close = matching or tuple(
             dict.fromkeys(known.get(found, found) for found in nearest(name, [*stems, *known]))
         )
-        raise UnknownName(f"unknown {where}", given=name, near=close)
+        return UnknownName(f"unknown {where}", given=name, near=close)
+
+    def _names_in(self, path: Path) -> dict[str, list[str]]:
+        """The aliases a file declares; each file is looked into once."""
+        if path not in self._declared:
+            self._declared[path] = _declared_names(path)
+        return self._declared[path]
 
     def _stems(self, kind: str) -> dict[str, Path]:
         if kind not in KINDS:
@@ -263,7 +290,7 @@ class Catalog:
         if not isinstance(keys, list) or not keys:
             raise InputError("a figure needs a list of sources", where=where, key=f"{key}.source", given=keys)
         for name in keys:
-            if name not in self.sources:
+            if not isinstance(name, str) or name not in self.sources:
                 raise UnknownName(
                     "unknown source",
                     where=where,
@@ -625,6 +652,10 @@ def _fold(name: str) -> str:
     A point between digits stays: opt-1.3b is not opt-13b.
     """
     return _PUNCTUATION.sub("", _VENDOR.sub("", name.casefold()))
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and bool(name.strip()) and name.isprintable() and len(name) <= 200
 
 
 def _tokens(name: str) -> set[str]:

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from gpucalc.catalog import Catalog
-from gpucalc.errors import InputError, UnknownName
+from gpucalc.errors import InputError
 from gpucalc.spec.job import Job
 from gpucalc.spec.yamlio import load_yaml
 from gpucalc.units import GB, GIB, MIB
@@ -86,7 +87,7 @@ class Row:
     def get(self, path: str) -> Any:
         """The value at a dotted path, None when any part of it is absent."""
         here: Any = self.data
-        for part in path.split("."):
+        for part in _steps(path):
             if not isinstance(here, Mapping):
                 return None
             here = here.get(part)
@@ -218,8 +219,20 @@ def _holds(value: Any, wanted: Any) -> bool:
     if wanted is None or value is None:
         return value is wanted
     if isinstance(wanted, str):
-        return fnmatchcase(str(value).casefold(), wanted.casefold())
+        return bool(_pattern(wanted)(str(value).casefold()))
     return bool(value == wanted)
+
+
+@cache
+def _pattern(wanted: str) -> Callable[[str], object]:
+    """What tells whether a folded text is as wanted; most conditions hold no *, and there are many."""
+    folded = wanted.casefold()
+    return re.compile(translate(folded)).match if set("*?[") & set(folded) else folded.__eq__
+
+
+@cache
+def _steps(path: str) -> tuple[str, ...]:
+    return tuple(path.split("."))
 
 
 def read_rows(paths: Iterable[str | Path]) -> list[Row]:
@@ -316,10 +329,8 @@ class Normaliser:
     def find_model(self, name: str) -> str | None:
         """The catalogue id of a model name or alias, or None."""
         if name not in self._models:
-            try:
-                self._models[name] = self.catalog.find("models", name).stem
-            except UnknownName:
-                self._models[name] = None
+            found = self.catalog.look_up("models", name)
+            self._models[name] = None if found is None else found.stem
         return self._models[name]
 
     def model_body(self, stem: str) -> Mapping[str, Any]:
