@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from gpucalc.__main__ import main
 from gpucalc.builders.build import build_graph
-from gpucalc.catalog import open_catalog
+from gpucalc.calibration import CalibratedCatalog
+from gpucalc.catalog import open_catalog, roots
 from gpucalc.counts import count
 from gpucalc.errors import CannotMeasure, InputError, UnsupportedModel
 from gpucalc.formulas import calibration as formulas
 from gpucalc.jobs import resolve
 from gpucalc.plan.answer import Level
-from gpucalc.probe import stages
+from gpucalc.probe import overlay, stages
 from gpucalc.probe.command import Options, asked
 from gpucalc.probe.inject import Fault
 from gpucalc.probe.inventory import inventory
@@ -35,6 +36,7 @@ from gpucalc.probe.watch import Watch
 from gpucalc.probe.worker import Config
 from gpucalc.report import stages as report
 from gpucalc.report.screen import render
+from gpucalc.spec.calibration import MeasuredMachine
 
 Document = dict[str, Any]
 
@@ -352,6 +354,8 @@ def test_faults_that_are_none(text: str, words: str) -> None:
         (["--stages", "llama-3-8b", "--comm"], "stands alone"),
         (["--stages", "llama-3-8b", "--soak", "often"], "is not a duration"),
         (["--soak", "1h"], "says something of a job"),
+        (["--inventory", "--gpus", "8xH100"], "says something of a job"),
+        (["--stages", "llama-3-8b", "--calibration", "none.yaml"], "none.yaml"),
         (["--inject", "kill-rank", "--matmul"], "needs ranks that meet"),
         (["--stages", "no-such-job", "--soak", "0"], "no-such-job"),
     ],
@@ -364,6 +368,28 @@ def test_flags_that_try_nothing(words: list[str], problem: str, capsys: Any) -> 
 
 
 # -- cards of a driver ----------------------------------------------------------------------------
+
+
+def test_a_calibration_sharpens_what_is_predicted(tmp_path: Path) -> None:
+    machine = MeasuredMachine(
+        device="cuda", name="H100", gpu="h100-sxm-80gb", gpus=2, torch="2.13.0", backend="nccl"
+    )
+    slow = [
+        {"kind": "comm", "op": "all_reduce", "ranks": 2, "bytes": 2**size, "doubts": [],
+         "seconds": 1e-5 + 2**size / 50e9}
+        for size in range(10, 30)
+    ]  # fmt: skip
+    path = tmp_path / "calibration.yaml"
+    path.write_text(overlay.calibration(slow, machine, date="2026-11-30").yaml())
+    told = []
+    for known in (open_catalog(), CalibratedCatalog(roots(), path)):
+        cards = inventory(FakeNvml([H100, H100]), known, {}, Path("/nowhere"))
+        wanted = asked("models/llama-3.2-1b", "1h", None, ["run.framework=ddp"])
+        found = stages.prepared(wanted, known, cards, ranks=2, nodes=1)
+        assert found.together is not None
+        told.append(found.together.predicted())
+    assert told[1]["sync_s"] > 2 * told[0]["sync_s"]
+    assert told[1]["peak_allocated_bytes"] == told[0]["peak_allocated_bytes"]
 
 
 def test_stages_are_planned_for_the_cards_at_hand() -> None:

@@ -62,6 +62,10 @@ def probe_command(
         str | None, typer.Option("--gpus", metavar="SPEC", help="GPUs JOB is for; those at hand if not.")
     ] = None,
     sets: Sets = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option("--calibration", metavar="FILE", help="Plan JOB with constants measured here before."),
+    ] = None,
     catalog: CatalogDir = None,
     as_json: Json = False,
 ) -> None:
@@ -77,8 +81,11 @@ def probe_command(
 
     known = open_catalog(catalog)
     asked = {"matmul": matmul, "copy": copy, "comm": comm}
+    about_job = {"--gpus": gpus, "--set": sets, "--soak": soak != "72h" or None, "--calibration": calibration}
+    if stages is None and (flag := next((f for f, given in about_job.items() if given is not None), None)):
+        raise InputError("says something of a job", where=flag, legal="with --stages JOB")
     if take_inventory:
-        if any(asked.values()) or stages is not None or device != "cuda":
+        if any(asked.values()) or stages is not None or inject is not None or device != "cuda":
             raise InputError("stands alone: it reads the driver of NVIDIA GPUs", where="--inventory")
         found = command.attached(known)
         if as_json:
@@ -90,12 +97,14 @@ def probe_command(
     if stages is not None:
         if any(asked.values()):
             raise InputError("stands alone: it measures a job, not constants", where="--stages")
+        if calibration is not None:
+            from gpucalc.calibration import CalibratedCatalog
+            from gpucalc.catalog import roots
+
+            known = CalibratedCatalog(roots(catalog), calibration)
         options = command.Options(("stages",), device, quick, ranks, timeout, output, inject)
         _tried(options, command.asked(stages, soak, gpus, sets), known, as_json=as_json)
         return
-    for flag, given in (("--gpus", gpus), ("--set", sets), ("--soak", soak != "72h" or None)):
-        if given is not None:
-            raise InputError("says something of a job", where=flag, legal="with --stages JOB")
     tasks = tuple(name for name, wanted in asked.items() if wanted) or command.TASKS
     options = command.Options(tasks, device, quick, ranks, timeout, output, inject)
     watched = progress.wanted()
