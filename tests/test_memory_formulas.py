@@ -414,3 +414,9 @@ def test_scores_in_written_out_attention_backward() -> None:
     assert act.eager_attention_backward_bytes(**sizes, freed_bytes=0, tp=2) == 3 * 128
     assert act.eager_attention_backward_bytes(**sizes, freed_bytes=700, tp=1) == 68
     assert act.eager_attention_backward_bytes(**sizes, freed_bytes=9000, tp=1) == 0
+
+
+def test_weights_of_transformer_engine() -> None:
+    # by rows and by columns, a byte each; 4 bits and a byte of scale for 16 elements
+    assert mem.quantised_weight_copy_bytes(linear_params=1600, element_bytes=1) == 3200
+    assert mem.quantised_weight_copy_bytes(linear_params=1600, element_bytes=0.5 + 1 / 16) == 1800

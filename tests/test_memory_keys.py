@@ -254,3 +254,17 @@ def test_autocast_copies_the_output_matrix() -> None:
     assert upcast.child("cast_head").value == copies
     assert "cast_head" not in names(phases(**quantised, upcast_frozen=False)["loss"].child("head_and_loss"))
     assert "cast_head" not in names(phases(framework="fsdp")["loss"].child("head_and_loss"))
+
+
+# --- low precision -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision", "each"), [("fp8", 1), ("mxfp8", 1 + 1 / 32), ("nvfp4", 0.5 + 1 / 16)])
+def test_what_transformer_engine_keeps_in_low_precision(precision: str, each: float) -> None:
+    linears = LAYERS * (4 * HIDDEN**2 + 3 * HIDDEN * FFN)
+    held = phases(framework="megatron", precision=precision)
+    assert held["step"].child("fp8_weight_copies").value == 2 * each * linears
+    plain = phases(framework="megatron")
+    # both inputs and the product of gate and up are kept quantised
+    less = plain["forward"].child("activations").value - held["forward"].child("activations").value
+    assert less == pytest.approx(LAYERS * 256 * (2 * HIDDEN + FFN) * (2 - each))

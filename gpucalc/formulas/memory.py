@@ -98,6 +98,19 @@ def autocast_weight_bytes(*, linear_params: Num) -> Num:
     return 2 * linear_params
 
 
+@formula(
+    unit="bytes",
+    source="TransformerEngine: quantised weights hold their data by rows and by columns, with the scales of"
+    " blocks of 32 (MXFP8) or 16 (NVFP4); csrc/quantizer.cpp, tensor/nvfp4_tensor.py, read, not run",
+)
+def quantised_weight_copy_bytes(*, linear_params: Num, element_bytes: Num) -> Num:
+    """Copies of 16-bit weights in the type matrices multiply in, made once a step for all micro-batches.
+
+    element_bytes: of one copy, scales included; the second one is transposed, for gradients of inputs.
+    """
+    return 2 * element_bytes * linear_params
+
+
 @formula(unit="bytes", source=DEEPSPEED)
 def deepspeed_bucket_bytes(*, bucket_elements: Num, element_bytes: Num, buffers: Num) -> Num:
     """Gradient reduction buckets, allocated whole however small the model is.

@@ -432,10 +432,10 @@ def _expert_tensors(ffn: Moe, recipe: Recipe) -> int:
     return PLAIN_MLP_TENSORS.get(ffn.activation, 2) if recipe.kernels == "eager" else 2
 
 
-def _stored_input_bytes(recipe: Recipe) -> int:
-    """Element size of what a matrix keeps of its input: TransformerEngine keeps its 8-bit copy."""
+def _stored_input_bytes(recipe: Recipe) -> float:
+    """Element size of what a matrix keeps of its input: TransformerEngine keeps its 8- or 4-bit copy."""
     low = recipe.kernels == "fused" and recipe.math in ("fp8", "fp4")
-    return 1 if low else recipe.activation_bytes
+    return recipe.low_precision_bytes if low else recipe.activation_bytes
 
 
 def _mlp_line(name: str, ffn: int, gated: bool, activation: str, recipe: Recipe, frozen: bool) -> Line:

@@ -165,6 +165,13 @@ class Recipe:
         return self.parameter_bytes == 2 and not self.precision.endswith("-pure")
 
     @property
+    def low_precision_bytes(self) -> float:
+        """Bytes an element takes in the type matrices multiply in, block scales included: MXFP8 has one of a
+        byte for 32 elements, NVFP4 one for 16.
+        """
+        return {"mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}.get(self.precision, 1.0)
+
+    @property
     def casts_head(self) -> bool:
         """Whether autocast makes a 16-bit copy of the output matrix, kept until its backward."""
         upcast = self.adapters is not None and self.adapters.rest_bytes == 4

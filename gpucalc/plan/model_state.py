@@ -298,8 +298,9 @@ def buffers(rank: Rank, *, at_step: bool = False) -> tuple[Line, ...]:
         lines.append(
             compute(
                 "fp8_weight_copies",
-                mem.autocast_weight_bytes,
+                mem.quantised_weight_copy_bytes,
                 linear_params=rank.layer_linear_params(),
+                element_bytes=recipe.low_precision_bytes,
             )
         )
     return tuple(lines)
