@@ -36,8 +36,13 @@ def probe_command(
         ),
     ] = None,
     soak: Annotated[
-        str, typer.Option("--soak", metavar="TIME", help="Length of the last stage: 30s, 10min, 72h, 0.")
-    ] = "72h",
+        str | None,
+        typer.Option(
+            "--soak",
+            metavar="TIME",
+            help="Length of the last stage, or 0; 72h, with --quick 10s, if not said.",
+        ),
+    ] = None,
     inject: Annotated[
         str | None,
         typer.Option(
@@ -81,7 +86,7 @@ def probe_command(
 
     known = open_catalog(catalog)
     asked = {"matmul": matmul, "copy": copy, "comm": comm}
-    about_job = {"--gpus": gpus, "--set": sets, "--soak": soak != "72h" or None, "--calibration": calibration}
+    about_job = {"--gpus": gpus, "--set": sets, "--soak": soak, "--calibration": calibration}
     if stages is None and (flag := next((f for f, given in about_job.items() if given is not None), None)):
         raise InputError("says something of a job", where=flag, legal="with --stages JOB")
     if take_inventory:
@@ -103,7 +108,8 @@ def probe_command(
 
             known = CalibratedCatalog(roots(catalog), calibration)
         options = command.Options(("stages",), device, quick, ranks, timeout, output, inject)
-        _tried(options, command.asked(stages, soak, gpus, sets), known, as_json=as_json)
+        length = soak or ("10s" if quick else "72h")
+        _tried(options, command.asked(stages, length, gpus, sets), known, as_json=as_json)
         return
     tasks = tuple(name for name, wanted in asked.items() if wanted) or command.TASKS
     options = command.Options(tasks, device, quick, ranks, timeout, output, inject)

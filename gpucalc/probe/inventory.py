@@ -329,6 +329,8 @@ def shown(name: str, fact: Fact) -> str:
         return fact.reason
     if fact.unit == "bytes":
         return f"{value / GB:.1f} GB" if value >= GB else f"{value / MB:.0f} MB"
+    if fact.unit == "count":
+        return str(value)
     if isinstance(value, bool):
         return "on" if value else "off"
     if name == "nvlink":
