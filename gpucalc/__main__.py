@@ -44,7 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in given
-    given = [flag for flag in ANYWHERE if flag in given] + [item for item in given if item not in ANYWHERE]
+    words = [item for item in given if item not in ANYWHERE]
+    given = [flag for flag in ANYWHERE if flag in given] + (words or ["--help"])
     try:
         if given == ["--version"]:
             print(f"gpucalc {__version__}", flush=True)

@@ -56,6 +56,15 @@ def test_an_error_is_one_line_on_stderr_and_a_code(
     assert err.count("\n") == (1 if words else 0)
 
 
+@pytest.mark.parametrize("words", [[], ["--no-color"]])
+def test_no_command_at_all_is_answered_with_the_help(words: list[str], capsys: Capture) -> None:
+    assert main(words) == ExitCode.ANSWERED
+    out, err = capsys.readouterr()
+    assert main(["--help"]) == ExitCode.ANSWERED
+    assert (out, err) == (capsys.readouterr().out, "")
+    assert len(out.splitlines()) > 20
+
+
 def test_debug_adds_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(cli, "program", lambda _: raising(ZeroDivisionError("division by zero")))
     assert main(["plan", "x", "--debug"]) == 3
