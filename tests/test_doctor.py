@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -391,3 +392,26 @@ def test_other_vendors_are_judged_by_what_is_not_nvidias() -> None:
     report = examine(command.server("mi300x-8", CATALOG), CATALOG)
     assert not report.severe
     assert "ROCm" in " ".join(question.ask for question in report.questions)
+
+
+def test_what_others_hold_on_the_cards_is_left_to_them(tmp_path: Path) -> None:
+    """A job is planned beside the 15.94 GiB another process holds, and the report says so."""
+    taken = int(15.94 * GIB)
+    used = SimpleNamespace(total=85520809984, used=taken + 539 * 2**20, free=0)
+    busy = {**H100, "MemoryInfo": used}
+    idle, shared = (
+        boxes.attached(
+            inventory(FakeNvml(cards), CATALOG, environment={}, root=tmp_path),
+            CATALOG,
+            environment={},
+            host={},
+        )
+        for cards in ([H100], [H100, busy])
+    )
+    assert [card.in_use_bytes for card in shared.cards] == [3 * 2**20, taken]
+    assert command.plan_on("qwen3-0.6b", idle, CATALOG, task="serve", sets=()).recipe.in_use_bytes == 0
+    plan = command.plan_on("qwen3-0.6b", shared, CATALOG, task="serve", sets=())
+    assert plan.recipe.in_use_bytes == pytest.approx(taken, rel=0.001)
+    assert "15.94 GiB a card are in use by others" in of(examine(shared, CATALOG, plan), "job").evidence
+    said = command.plan_on("qwen3-0.6b", shared, CATALOG, task="serve", sets=("run.memory_in_use_gib=2",))
+    assert said.recipe.in_use_bytes == 2 * GIB

@@ -31,6 +31,7 @@ class BoxCard:
     pcie_lanes: int | None = None
     pcie_lanes_max: int | None = None
     memory_bytes: float | None = None
+    in_use_bytes: float | None = None  # by whoever is on it now, the driver's own share left out
     bar1_bytes: float | None = None
     ecc_pending: bool | None = None  # another state than now after the next reboot
     ecc_uncorrected: int | None = None
@@ -315,6 +316,11 @@ def _unread(found: Attached) -> tuple[tuple[str, str], ...]:
     )
 
 
+def _in_use(card: CardRecord) -> float | None:
+    used, reserved = card.value("memory_used"), card.value("memory_reserved")
+    return None if used is None else max(float(used) - float(reserved or 0), 0.0)
+
+
 def _card(card: CardRecord, catalog: Catalog, near: Mapping[str, int]) -> BoxCard:
     spec = catalog.gpu(card.entry)[0] if card.entry is not None else None
     links = card.value("nvlink") or {}
@@ -328,6 +334,7 @@ def _card(card: CardRecord, catalog: Catalog, near: Mapping[str, int]) -> BoxCar
         pcie_lanes=card.value("pcie_lanes"),
         pcie_lanes_max=card.value("pcie_lanes_max"),
         memory_bytes=card.value("memory_total"),
+        in_use_bytes=_in_use(card),
         bar1_bytes=card.value("bar1_total"),
         ecc_pending=_differs(card.value("ecc"), card.value("ecc_pending")),
         ecc_uncorrected=card.value("ecc_uncorrected"),

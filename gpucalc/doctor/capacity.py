@@ -144,6 +144,8 @@ def job_fits(ctx: Context) -> Answers:
     words = {Level.FITS: "fits", Level.MARGINAL: "is at the edge", Level.DOES_NOT_FIT: "does not fit"}
     evidence = f"{gb(verdict.needed.value)} needed of {gb(verdict.capacity.value)} a card; "
     evidence += f"expected error {verdict.expected_error:.0%}"
+    if plan.recipe.in_use_bytes:
+        evidence += f"; {gb(plan.recipe.in_use_bytes)} a card are in use by others"
     return Answers(
         (
             Finding(

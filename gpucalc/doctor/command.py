@@ -26,6 +26,7 @@ from gpucalc.spec.yamlio import load_yaml, read_text
 INSTEAD = "--system FILE judges a described server, --lint FILE a launch script"
 # Variables of the process that doctor looks at; the rest of the environment is nobody's business.
 _LOOKED_AT = ("NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_NUM_THREADS")
+LEAST_HELD = 100 * 2**20  # bytes on a card that are worth a word; an idle driver keeps a few MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def plan_on(job: str, box: Box, catalog: Catalog, *, task: str | None, sets: Seq
     from gpucalc.jobs import resolve
     from gpucalc.planner import plan_job
     from gpucalc.spec.job import TrainRun
-    from gpucalc.units import GB
+    from gpucalc.units import GB, GIB
 
     unknown = [card.name for card in box.cards if card.spec is None]
     if unknown:
@@ -127,9 +128,13 @@ def plan_on(job: str, box: Box, catalog: Catalog, *, task: str | None, sets: Seq
     names = [card.spec.id for card in box.cards if card.spec is not None]
     fleet = "+".join(f"{names.count(name)}x{name}" for name in dict.fromkeys(names))
     found = resolve(job, catalog, gpus=fleet, task=task, sets=sets)
-    known = box.host_ram_bytes
+    told, known = list(sets), box.host_ram_bytes
     if isinstance(found.run, TrainRun) and found.run.host_ram_gb is None and known is not None:
         # The plan's own host would be that of a reference server of these cards.
-        told = [*sets, f"run.host_ram_gb={known / GB:g}"]
+        told.append(f"run.host_ram_gb={known / GB:g}")
+    held = max((card.in_use_bytes or 0.0 for card in box.cards), default=0.0)
+    if held >= LEAST_HELD and found.run.memory_in_use_gib is None:
+        told.append(f"run.memory_in_use_gib={held / GIB:.2f}")
+    if len(told) > len(sets):
         found = resolve(job, catalog, gpus=fleet, task=task, sets=told)
     return plan_job(found, catalog, advice=False)
