@@ -52,8 +52,8 @@ def _line(name: str, function: Callable[..., Any], **inputs: Any) -> Line:
 def _copies(subject: Subject, plan: Plan) -> Iterator[Tensor]:
     """4N and 2N, whole and divided; of what is trained alone where that is less."""
     layout = plan.layout
-    ranks = stages(subject.graph, pp=layout.pp, vpp=layout.vpp, schedule=layout.schedule)
-    stage = ranks[plan.verdict.stage].params.total
+    split = stages(subject.graph, pp=layout.pp, vpp=layout.vpp, schedule=layout.schedule)
+    stage = split[plan.verdict.stage].params.total
     held = {"every parameter": float(subject.counts.total.value)}
     if layout.pp > 1:
         held["every parameter of the stage"] = float(stage)

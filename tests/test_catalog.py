@@ -72,12 +72,10 @@ def test_every_file_loads_under_its_own_name(catalog: Catalog, kind: str) -> Non
 
 
 def test_every_number_is_a_figure_with_unit_kind_and_source() -> None:
+    kinds = ("gpus", "systems", "kernels", "collectives", "prices", "interconnects", "host", "costs", "grids")
     bare = {
         path.name: found
-        for path in files(
-            "gpus", "systems", "kernels", "collectives", "prices", "interconnects", "host", "costs", "grids",
-            "reliability",
-        )  # fmt: skip
+        for path in files(*kinds, "reliability")
         if (found := bare_numbers(load_yaml(path).data))
     }
     assert bare == {}

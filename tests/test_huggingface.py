@@ -119,7 +119,7 @@ def test_broken_configs_are_input_errors(config: Any) -> None:
 
 
 def test_broken_files_are_input_errors(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="config.json: no such file"):
+    with pytest.raises(InputError, match=r"config\.json: no such file"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InputError, match="not valid JSON"):

@@ -166,7 +166,10 @@ def oom_command(
 
 @app.command("schema")
 def schema_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="job, model, gpu, system, server, calibration, plan or check.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="job, model, gpu, system, server, calibration, plan or check."),
+    ],
 ) -> None:
     """Print the JSON Schema of a file or a document."""
     import json
