@@ -679,3 +679,20 @@ def test_torchtitans_schedules(named: str, keys: dict[str, Any], tmp_path: Path)
     assert "schedule" not in run(named, pp=1)
     with pytest.raises(InputError, match="has no plan"):
         run("LoopedBFS2")
+
+
+def test_megatrons_types_of_moments_and_weights_are_taken() -> None:
+    line = (
+        "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 8"
+        " --micro-batch-size 1 --vocab-size 128 --position-embedding-type rope --bf16"
+        " --fp8-format hybrid --fp8-param-gather"
+        " --use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype bf16"
+        " --recompute-granularity selective --recompute-modules moe_act layernorm"
+    )
+    run = read_line(line, "l").data["run"]
+    assert (run["state_dtype"], run["fp8_params"]) == ("bf16", True)
+    assert run["recompute_modules"] == ["moe_act", "layernorm"]
+    with pytest.raises(InputError, match="one type here"):
+        read_line(line.replace("--exp-avg-sq-dtype bf16", "--exp-avg-sq-dtype fp8"), "l")
+    with pytest.raises(InputError, match="attn has no plan"):
+        read_line(line.replace("moe_act layernorm", "attn"), "l")

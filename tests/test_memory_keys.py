@@ -268,3 +268,15 @@ def test_what_transformer_engine_keeps_in_low_precision(precision: str, each: fl
     # both inputs and the product of gate and up are kept quantised
     less = plain["forward"].child("activations").value - held["forward"].child("activations").value
     assert less == pytest.approx(LAYERS * 256 * (2 * HIDDEN + FFN) * (2 - each))
+
+
+def test_types_of_moments_and_of_weights_are_keys() -> None:
+    for name, each in (("fp32", 4), ("bf16", 2), ("fp8", 1)):
+        states = phases(framework="megatron", state_dtype=name)["step"].child("optimizer_states")
+        assert states.value == PARAMS * (2 * each + 4)  # and masters
+    plain, alone = (phases(framework="megatron", precision="fp8", fp8_params=on) for on in (False, True))
+    assert "fp8_weight_copies" in names(plain["step"])
+    assert "fp8_weight_copies" not in names(alone["step"])
+    assert alone["step"].child("weights").value == 2 * PARAMS
+    with pytest.raises(InputError, match="contradicts precision: bf16"):
+        TrainRun.read({"framework": "megatron", "precision": "bf16", "fp8_params": True})

@@ -102,6 +102,14 @@ def _run(words: Words, draft: Draft) -> None:
         run["zero_stage"] = 1 if words.flag("use_distributed_optimizer") else 0
         if not run["zero_stage"]:
             words.assume("use-distributed-optimizer not given: every rank keeps all optimizer state")
+    if words.flag("use_precision_aware_optimizer"):
+        moments = {words.text("exp_avg_dtype") or "fp32", words.text("exp_avg_sq_dtype") or "fp32"}
+        if len(moments) > 1 or not moments <= {"fp32", "bf16", "fp8"}:
+            raise words.wrong(("exp_avg_dtype",), "moments have one type here", sorted(moments),
+                              "fp32, bf16 or fp8 for both")  # fmt: skip
+        run["state_dtype"] = moments.pop()
+    if words.flag("fp8_param_gather"):
+        run["fp8_params"] = True
     granularity = words.text("recompute_granularity")
     if granularity is None and words.flag("recompute_activations"):
         granularity = "selective"

@@ -129,6 +129,7 @@ class Recipe:
     dropout: bool
     engine_stage: int  # the ZeRO stage DeepSpeed's engine runs, on one rank too; 0 under other frameworks
     gradient_buckets: bool  # DDP holds gradients a second time
+    fp8_params: bool  # there are no 16-bit weights beside those
     cached_fp8_weights: bool  # TransformerEngine keeps fp8 copies beside 16-bit weights
     wrapped_root: bool  # FSDP: embedding and head stay gathered in the root group
     reshard: bool  # FSDP: gathered weights are freed after forward

@@ -294,7 +294,8 @@ def buffers(rank: Rank, *, at_step: bool = False) -> tuple[Line, ...]:
                 tp=layout.tp,
             )
         )
-    if recipe.cached_fp8_weights:
+    # By rows and by columns a byte each: as much as the 16-bit weights they replace.
+    if recipe.cached_fp8_weights and not recipe.fp8_params:
         lines.append(
             compute(
                 "fp8_weight_copies",

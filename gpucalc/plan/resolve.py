@@ -202,6 +202,8 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
             sizes = element_sizes(
                 framework, wide=False, pure=False, fp16=base == "fp16", stage=stage, year=year
             )
+    if run.state_dtype is not None:
+        sizes = replace(sizes, state={"fp32": 4, "bf16": 2, "fp8": 1}[run.state_dtype])
     if run.reduce_dtype is not None:
         reduced = 2 if run.reduce_dtype == "bf16" else 4
         kept = reduced if framework == "megatron" else sizes.gradient
@@ -244,6 +246,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         dropout=run.dropout if run.dropout is not None else graph.family in DROPOUT_FAMILIES,
         engine_stage=stage if framework == "deepspeed" else 0,
         gradient_buckets=framework in ("ddp", "hf") and not run.gradient_as_bucket_view,
+        fp8_params=run.fp8_params,
         cached_fp8_weights=framework == "megatron" and base in LOW_PRECISION,
         wrapped_root=framework == "fsdp" and not run.wrap_tables,
         # torchtitan keeps weights gathered under pipeline parallelism, to gather once a step.

@@ -198,6 +198,7 @@ _TRAIN_KEYS: dict[str, tuple[str, ...]] = {
     "ep": _MODEL_PARALLEL,
     "etp": ("megatron", "torchtitan"),
     "recompute_modules": ("megatron",),
+    "fp8_params": ("megatron",),
     "reduce_bucket_size": ("deepspeed",),
     "overlap_comm": ("deepspeed",),
     "max_live_parameters": ("deepspeed",),
@@ -365,6 +366,12 @@ class TrainRun(Spec):
         default=None,
         description="type gradients are reduced in, and kept in under Megatron; unset: the framework's own",
     )
+    state_dtype: Literal["fp32", "bf16", "fp8"] | None = Field(
+        default=None, description="type of the optimizer's moments; unset: that of the trained weights"
+    )
+    fp8_params: Flag = Field(
+        default=False, description="weights are held in fp8 alone, without 16-bit ones (fp8-param-gather)"
+    )
     year: Annotated[int, Field(ge=2016, le=2100)] | None = Field(
         default=None, description="release year of the software; older releases keep and compute more"
     )
@@ -505,7 +512,14 @@ def _lora_rule(_: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
     return ("needs a method that uses it", "method lora or qlora") if given.get("method") == "full" else None
 
 
+def _fp8_rule(value: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
+    if not value or given.get("precision") in (None, "fp8", "mxfp8"):
+        return None
+    return f"contradicts precision: {given['precision']}", "with precision fp8 or mxfp8"
+
+
 _TRAIN_RULES: dict[str, _Rule] = {
+    "fp8_params": _fp8_rule,
     "zero_stage": _stage_rule,
     "flash_attention": _flash_rule,
     "reshard_after_forward": _reshard_rule,
