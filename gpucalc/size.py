@@ -24,7 +24,7 @@ from gpucalc.plan.evaluate import ErrorTable, Subject
 from gpucalc.plan.serve_resolve import BY_LAYERS
 from gpucalc.planner import plan_job
 from gpucalc.size_fleets import Kind
-from gpucalc.size_targets import HOUR_S, Targets, latencies_asked, misses, rate_of, wall_s
+from gpucalc.size_targets import HOUR_S, Targets, latencies_asked, misses, rate_of, run_asked, wall_s
 from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import ServeRun, TrainRun
@@ -155,6 +155,8 @@ class Sizing:
     offers: tuple[Offer, ...]  # cheapest first, those without a price last
     skipped: tuple[tuple[str, str], ...]  # fleet, reason
     latencies: tuple[str, ...] = ()  # what the job itself asks of a deployment, in words
+    run: tuple[str, ...] = ()  # what is run, in words
+    together: str | None = None  # the user's own unlike cards, each kind of which was sized alone
 
     @property
     def meeting(self) -> tuple[Offer, ...]:
@@ -292,8 +294,17 @@ def size(
                 best = found
         looked += len(kind.counts)
     offers.sort(key=_price)
-    asked = latencies_asked(job.run)
-    return Sizing(job.name, job.run.task, targets, tuple(offers), tuple(skipped), asked)
+    own = {kind.gpu.id: kind for kind in kinds if kind.own}
+    return Sizing(
+        job.name,
+        job.run.task,
+        targets,
+        tuple(offers),
+        tuple(skipped),
+        latencies=latencies_asked(job.run),
+        run=run_asked(job.run),
+        together="+".join(kind.fleet(kind.most) for kind in own.values()) if len(own) > 1 else None,
+    )
 
 
 def _at_rate(job: ResolvedJob, targets: Targets) -> ResolvedJob:

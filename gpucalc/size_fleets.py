@@ -37,6 +37,7 @@ class Kind:
     most: int
     usd_per_gpu_hour: float | None = None  # the user's own
     rented: bool = False  # costs what its provider asks, not what other providers do
+    own: bool = False  # stands in the user's own file
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -148,8 +149,9 @@ def _own(catalog: Catalog, path: str | Path, most: int) -> list[Kind]:
             ) from None
         limit = min(most, part.total)
         price = entry.usd_per_gpu_hour
+        per_node = part.count if part.nodes is not None else None
         if system is None:
-            found.append(Kind(gpu, None, 1, part.count if part.nodes is not None else None, limit, price))
+            found.append(Kind(gpu, None, 1, per_node, limit, price, own=True))
         elif system.gpu != gpu.id:
             raise InputError(
                 f"{system.id} holds {system.gpu}",
@@ -158,5 +160,5 @@ def _own(catalog: Catalog, path: str | Path, most: int) -> list[Kind]:
                 given=f"{entry.system} with {gpu.id}",
             )
         else:
-            found.append(Kind(gpu, system.id, 1, system.gpus_per_node, limit, price))
+            found.append(Kind(gpu, system.id, 1, system.gpus_per_node, limit, price, own=True))
     return found

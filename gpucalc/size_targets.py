@@ -163,6 +163,16 @@ def misses(plan: Plan, run: TrainRun | ServeRun, targets: Targets, slower: float
     return tuple(found)
 
 
+def run_asked(run: TrainRun | ServeRun) -> tuple[str, ...]:
+    """What is run, in words: what the size of a fleet hangs on beside the model."""
+    if isinstance(run, ServeRun):
+        said = [run.framework, run.quant or run.dtype]
+        lengths = [(run.isl, "tokens in"), (run.osl, "tokens out")]
+        return ("serve", *said, *(f"{count:,} {what}" for count, what in lengths if count is not None))
+    said = [run.framework, *([run.method] if run.method != "full" else []), run.precision, run.optimizer]
+    return ("train", *said, *([f"seq_len {run.seq_len}"] if run.seq_len is not None else []))
+
+
 def latencies_asked(run: TrainRun | ServeRun) -> tuple[str, ...]:
     """What a serving job itself asks, in words; nothing of a training run."""
     if isinstance(run, TrainRun):

@@ -21,7 +21,9 @@ _VERDICTS = {Level.FITS: "fits", Level.MARGINAL: "marginal", Level.DOES_NOT_FIT:
 
 def report(found: Sizing, *, every: bool = False, order: str = "price") -> RenderableType:
     """The answer first, then the fleets behind it, in the order of one of size.ORDERS."""
-    parts: list[RenderableType] = [heading(f"{found.name}: which GPUs to take"), Text(_asked(found), QUIET)]
+    run = "run: " + ", ".join(clean(word) for word in found.run)
+    parts: list[RenderableType] = [heading(f"{found.name}: which GPUs to take")]
+    parts += [Text(run, QUIET), Text(_asked(found), QUIET)]
     if not found.meeting:
         parts += [Text(), Text("No fleet looked at meets this."), *_why_none(found)]
     else:
@@ -33,7 +35,14 @@ def report(found: Sizing, *, every: bool = False, order: str = "price") -> Rende
         left = len(found.offers) - len(shown)
         if left:
             parts.append(indent(Text(f"--all lists {left} more", QUIET)))
-    return Group(*parts, *_skipped(found))
+    return Group(*parts, *_skipped(found), *_together(found))
+
+
+def _together(found: Sizing) -> list[RenderableType]:
+    if found.together is None or found.task != "train":
+        return []
+    text = f"each kind was sized alone: gpucalc plan with --gpus {found.together} compares ways to join them"
+    return [Text(clean(text), QUIET)]
 
 
 def _asked(found: Sizing) -> str:
@@ -281,11 +290,13 @@ def document(found: Sizing) -> dict[str, Any]:
     return {
         "name": found.name,
         "task": found.task,
+        "run": list(found.run),
         "targets": found.targets.document(),
         "met": bool(found.meeting),
         **{key: None if offer is None else _offer(offer) for key, offer in picks.items()},
         "as_cheap_if_prices_move": [_where(offer) for offer in found.as_cheap],
         "fleets": [_offer(offer) for offer in found.offers],
+        "kinds_together": found.together,
         "not_planned": [{"fleet": fleet, "why": why} for fleet, why in found.skipped],
     }
 
