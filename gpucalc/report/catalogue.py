@@ -61,7 +61,8 @@ def systems(entries: Sequence[SystemSpec]) -> RenderableType:
 
 def models(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """One model a row, with the parameters counted from its architecture."""
-    table = columns("model", "family", "kind", "parameters", "active", "context", right=(3, 4, 5), whole=(0,))
+    heads = ("model", "family", "kind", "params", "active", "context")
+    table = columns(*heads, right=(3, 4, 5), whole=(0, 2, 3, 4, 5), gap=1)
     for row in rows:
         total, active, context = row["params_total"], row["params_active"], row["max_context_tokens"]
         table.add_row(
@@ -70,7 +71,7 @@ def models(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
             clean(row["kind"] or ""),
             "unknown" if total is None else count(total),
             "" if active == total else count(active),
-            "" if context is None else f"{context:,}",
+            "" if context is None else f"{context:,}" if context < 1e6 else count(context),
         )
     return Group(
         table, Text(f"{len(rows)} models; parameters are counted from the architecture", style=QUIET)
