@@ -29,8 +29,8 @@ from gpucalc.probe.inventory import inventory
 from gpucalc.probe.journal import Journal, read
 from gpucalc.probe.lag import HOPELESS, LATE_S, RUNNING, Streak, latest, slowest
 from gpucalc.probe.launch import Outcome
-from gpucalc.probe.modules import refuse_unbuilt
-from gpucalc.probe.trials import CPU_LAYERS, cut, keep, narrowed, trials
+from gpucalc.probe.modules import cut, keep, refuse_unbuilt
+from gpucalc.probe.trials import CPU_LAYERS, narrowed, trials
 from gpucalc.probe.verdict import summary
 from gpucalc.probe.watch import Watch
 from gpucalc.probe.worker import Config
@@ -113,6 +113,7 @@ def test_what_the_test_does_not_take_over_is_said() -> None:
         sets=("run.framework=megatron", "run.tp=8", "run.precision=fp8", "run.optimizer=lion"),
     )  # fmt: skip
     assert "layout: tp 8 -> data parallel over 8 cards" in found.changes
+    assert "sharding: of the optimizer -> none" in found.changes
     assert "precision: fp8 -> bf16" in found.changes
     assert "optimizer: lion -> adamw" in found.changes
     assert "cards: 64 -> 8, each with its own share of the batch" in found.changes
@@ -186,7 +187,7 @@ def test_a_record_survives_a_torn_last_line(tmp_path: Path) -> None:
 
 
 def head(**more: Any) -> Document:
-    told = {"peak_allocated_bytes": 60e9, "step_s": 0.5, "memory_error_fraction": 0.05,
+    told = {"peak_allocated_bytes": 60e9, "step_s": 0.5, "tokens_per_s": 12500, "memory_error_fraction": 0.05,
             "time_error_fraction": 0.1}  # fmt: skip
     return {
         "kind": "stages", "version": 1, "job": "llama", "device": "cuda", "card": "h100-sxm-80gb", "ranks": 2,
@@ -229,6 +230,7 @@ def test_a_healthy_test_passes_and_says_what_it_proves() -> None:
     said = render(report.summary(found), color=False)
     assert "passed: llama on 2 GPUs (h100-sxm-80gb)" in said
     assert "layout: tp 8 -> data parallel over 2 cards" in said
+    assert "10,000 tokens/s in the median against 12,500 tokens/s planned (-20 %)" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(

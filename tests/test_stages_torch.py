@@ -20,9 +20,9 @@ from gpucalc.counts import count
 from gpucalc.errors import UnsupportedModel
 from gpucalc.probe.device import Device
 from gpucalc.probe.journal import read
-from gpucalc.probe.modules import BUILT, Make, language_model, refuse_unbuilt
+from gpucalc.probe.modules import BUILT, Make, cut, decoder, keep, language_model, refuse_unbuilt
 from gpucalc.probe.training import Peak, Trainer
-from gpucalc.probe.trials import cut, decoder, keep, narrowed
+from gpucalc.probe.trials import narrowed
 from gpucalc.spec.calibration import read_calibration
 
 torch = pytest.importorskip("torch")

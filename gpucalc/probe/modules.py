@@ -9,7 +9,7 @@ that decides which tensors live until backward.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -102,6 +102,39 @@ def decoder(graph: Graph) -> Stack:
             f"the stages train language models; {graph.name} is none", key="model", legal=BUILT
         )
     return stacks[0]
+
+
+def cut(graph: Graph, kept: tuple[int, ...]) -> Graph:
+    """The decoder of a graph with these of its layers, without towers beside it."""
+    stack = decoder(graph)
+    order = tuple(stack.layers[index] for index in kept)
+    blocks = sorted(set(order))
+    left = replace(
+        stack,
+        blocks=tuple(stack.blocks[block] for block in blocks),
+        layers=tuple(blocks.index(block) for block in order),
+    )
+    return replace(graph, stacks=(left,), linears=(), vectors=())
+
+
+def keep(graph: Graph, number: int) -> tuple[int, ...]:
+    """The positions of so many layers, every kind in its share and once at least, the first of each."""
+    layers = decoder(graph).layers
+    kinds = list(dict.fromkeys(layers))
+    number = max(number, len(kinds))
+    shares = {kind: layers.count(kind) * number / len(layers) for kind in kinds}
+    quota = {kind: max(1, int(shares[kind])) for kind in kinds}
+    while sum(quota.values()) > number:
+        quota[max(quota, key=quota.__getitem__)] -= 1
+    while sum(quota.values()) < number:
+        open_kinds = [kind for kind in kinds if quota[kind] < layers.count(kind)]
+        quota[max(open_kinds, key=lambda kind: shares[kind] - quota[kind])] += 1
+    chosen = []
+    for place, kind in enumerate(layers):
+        if quota[kind]:
+            quota[kind] -= 1
+            chosen.append(place)
+    return tuple(chosen)
 
 
 def _unbuilt(block: Block) -> str | None:

@@ -17,8 +17,7 @@ from typing import Any
 from gpucalc.builders.build import build_graph
 from gpucalc.errors import CannotMeasure
 from gpucalc.probe.device import Device
-from gpucalc.probe.modules import Make, language_model
-from gpucalc.probe.trials import cut
+from gpucalc.probe.modules import Make, cut, language_model
 from gpucalc.spec.model import ModelSpec
 
 _BUCKET_BYTES = 25 * 2**20  # in which DDP sums gradients, its default

@@ -10,7 +10,7 @@ the job is said in `changes`. Nothing here needs torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gpucalc.accuracy import error_table
@@ -19,13 +19,12 @@ from gpucalc.catalog import Catalog
 from gpucalc.counts import count
 from gpucalc.errors import CannotMeasure, InputError
 from gpucalc.formulas import calibration
-from gpucalc.graph import Graph
 from gpucalc.jobs import ResolvedJob
 from gpucalc.line import Line
 from gpucalc.plan.answer import Level, Plan
 from gpucalc.plan.evaluate import ErrorTable, Subject, evaluate
 from gpucalc.planner import plan_job
-from gpucalc.probe.modules import decoder, refuse_unbuilt
+from gpucalc.probe.modules import cut, decoder, keep, refuse_unbuilt
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import THIS_YEAR, TrainRun, with_defaults
 from gpucalc.spec.model import ModelSpec
@@ -137,39 +136,6 @@ class Trials:
             "alone": self.alone.settings(),
             "together": self.together.settings() if self.together is not None else None,
         }
-
-
-def cut(graph: Graph, kept: tuple[int, ...]) -> Graph:
-    """The decoder of a graph with these of its layers, without towers beside it."""
-    stack = decoder(graph)
-    order = tuple(stack.layers[index] for index in kept)
-    blocks = sorted(set(order))
-    left = replace(
-        stack,
-        blocks=tuple(stack.blocks[block] for block in blocks),
-        layers=tuple(blocks.index(block) for block in order),
-    )
-    return replace(graph, stacks=(left,), linears=(), vectors=())
-
-
-def keep(graph: Graph, number: int) -> tuple[int, ...]:
-    """The positions of so many layers, every kind in its share and once at least, the first of each."""
-    layers = decoder(graph).layers
-    kinds = list(dict.fromkeys(layers))
-    number = max(number, len(kinds))
-    shares = {kind: layers.count(kind) * number / len(layers) for kind in kinds}
-    quota = {kind: max(1, int(shares[kind])) for kind in kinds}
-    while sum(quota.values()) > number:
-        quota[max(quota, key=quota.__getitem__)] -= 1
-    while sum(quota.values()) < number:
-        open_kinds = [kind for kind in kinds if quota[kind] < layers.count(kind)]
-        quota[max(open_kinds, key=lambda kind: shares[kind] - quota[kind])] += 1
-    chosen = []
-    for place, kind in enumerate(layers):
-        if quota[kind]:
-            quota[kind] -= 1
-            chosen.append(place)
-    return tuple(chosen)
 
 
 def trials(
@@ -333,6 +299,10 @@ def _parallel(own: Plan, framework: str, ranks: int) -> list[str]:
                if getattr(layout, name) > 1]  # fmt: skip
     if degrees:
         changes.append(f"layout: {', '.join(degrees)} -> data parallel over {ranks} cards")
+    if layout.zero_stage == 1:
+        changes.append("sharding: of the optimizer -> none")
+    elif layout.zero_stage and layout.shard < layout.dp * layout.cp:
+        changes.append(f"sharding: over {layout.shard} cards -> over all")
     if own.recipe.framework != framework:
         kind = "FSDP" if framework == "fsdp" else "DDP"
         changes.append(f"framework: {own.recipe.framework} -> PyTorch's {kind}")

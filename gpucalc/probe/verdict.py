@@ -66,6 +66,7 @@ class Soak:
     asked_hours: float
     windows: int
     tokens_per_s: float
+    planned_tokens_per_s: float | None = None
     drift: float | None = None
     fragmentation_first: float | None = None
     fragmentation_last: float | None = None
@@ -146,6 +147,7 @@ def summary(records: Sequence[Record], *, soak_s: float) -> Summary:
     soak = None
     if windows:
         soak = _soak(windows, head["ranks"] if head["device"] == "cuda" else 0, soak_s)
+        soak.planned_tokens_per_s = list(head["predicted"].values())[-1].get("tokens_per_s")
         findings += _of_soak(soak, windows, timed=timed)
     if soak_s and (soak is None or soak.hours < soak.asked_hours):
         done = seconds(windows[-1]["elapsed_s"]) if windows else "nothing"

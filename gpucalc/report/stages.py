@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.style import Style
 from rich.text import Text
 
+from gpucalc.formulas.calibration import deviation
 from gpucalc.probe.verdict import Row, Soak, Summary
 from gpucalc.report.screen import QUIET, clean, columns, grid, heading, indent, quantity
 from gpucalc.units import percent
@@ -97,7 +98,12 @@ def _soak(found: Soak, failed: bool) -> RenderableType:
 def _lines(found: Soak, failed: bool) -> Iterator[tuple[str, str]]:
     yield "time", f"{quantity(found.hours * 3600, 's')} of {quantity(found.asked_hours * 3600, 's')}"
     drift = "too short to show a drift" if found.drift is None else f"drift {100 * found.drift:+.1f} %"
-    yield "throughput", f"{quantity(found.tokens_per_s, 'tokens/s')} in the median, {drift}"
+    rate, planned = found.tokens_per_s, found.planned_tokens_per_s
+    held = ""
+    if planned is not None:
+        off = float(deviation(measured=rate, predicted=planned))
+        held = f" against {quantity(planned, 'tokens/s')} planned ({100 * off:+.0f} %)"
+    yield "throughput", f"{quantity(rate, 'tokens/s')} in the median{held}, {drift}"
     if found.fragmentation_last is not None and found.fragmentation_first is not None:
         first, last = percent(found.fragmentation_first), percent(found.fragmentation_last)
         yield "reserved, not allocated", f"{first} at first, {last} at last"
