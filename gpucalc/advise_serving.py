@@ -82,10 +82,14 @@ def wanting(plan: Plan) -> bool:
 
 
 def _on_target(plan: Plan) -> bool:
-    """Whether a plan's mean times are within its run's targets, waiting included; a run may state none."""
+    """Whether a plan's mean times are within its run's targets, waiting included, and as many requests
+    leave as arrive; a run may state none of these.
+    """
     recipe, rates = plan.recipe, plan.throughput
     if rates is None:
-        return recipe.ttft_ms is None and recipe.tpot_ms is None
+        return recipe.ttft_ms is None and recipe.tpot_ms is None and recipe.request_rate is None
+    if recipe.request_rate is not None and rates.child("requests_per_s").value < recipe.request_rate:
+        return False
     first = sum(line.value for line in rates.children if line.name in ("ttft", "queue"))
     return (recipe.ttft_ms is None or first * 1e3 <= recipe.ttft_ms) and (
         recipe.tpot_ms is None or rates.child("tpot").value * 1e3 <= recipe.tpot_ms
@@ -110,7 +114,7 @@ def _changes(plan: Plan, run: ServeRun, cluster: Cluster) -> Iterator[tuple[str,
                 yield "sequences", f"max_num_seqs {count}", {"max_num_seqs": count}
         if run.framework in ("vllm", "sglang") and not run.enforce_eager:
             yield "graphs", "no CUDA graphs", {"enforce_eager": True}
-    else:
+    elif run.request_rate is None:
         for most in (point.concurrency for point in plan.loads if point.is_most):
             if most < recipe.concurrency:
                 yield "load", f"at most {most} requests in flight", {"concurrency": most}

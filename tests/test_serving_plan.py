@@ -190,6 +190,12 @@ def test_a_rate_above_the_most_is_said() -> None:
     most = plan.throughput.child("requests_per_s_at_most").value
     assert most == pytest.approx(plan.throughput.child("requests_per_s").value)
     assert f"1000 requests/s arrive, at most {most:,.2f} leave: the queue grows" in plan.notes
+    less = served("llama-3.1-8b", "1xrtx-4090", "run.request_rate=20")
+    enough = [action for action in less.actions if "gpus" in action.changes]
+    assert enough, "cards that keep up are named"
+    again = served("llama-3.1-8b", str(enough[0].changes["gpus"]), "run.request_rate=20")
+    assert again.throughput is not None
+    assert again.throughput.child("requests_per_s").value >= 20
 
 
 def test_a_layout_for_a_rate_keeps_up_with_it() -> None:
