@@ -280,3 +280,24 @@ def test_types_of_moments_and_of_weights_are_keys() -> None:
     assert alone["step"].child("weights").value == 2 * PARAMS
     with pytest.raises(InputError, match="contradicts precision: bf16"):
         TrainRun.read({"framework": "megatron", "precision": "bf16", "fp8_params": True})
+
+
+# --- before the first layer --------------------------------------------------------------------------------
+
+
+def test_what_lies_between_the_table_and_the_first_layer() -> None:
+    def kept(family: str, pp: int = 1, **run: Any) -> dict[str, float]:
+        spec = {**SPEC, "architecture": family, "gated_mlp": False}
+        graph = build_graph(ModelSpec.read(spec | ({"positions": 1024} if family == "gpt2" else {})))
+        base = {"framework": "megatron", "seq_len": 256, "micro_batch": 1, "pp": pp}
+        settled, _ = settle(TrainRun.read({**base, **run}))
+        layout, _ = resolve_layout(settled, graph, gpus=pp)
+        tree = memory_peak(graph, layout, resolve_recipe(settled, graph), hopper_or_later=True).tree
+        forward = tree.children[0].child("forward").child("allocated").child("activations")
+        return {line.name: float(line.value) for line in forward.children}
+
+    norm = 256 * (2 * HIDDEN + 8)  # its input in 16 bit, mean and rstd
+    assert kept("bloom", dropout=False)["embedding"] == norm
+    assert kept("bloom", dropout=False, pp=4)["embedding"] == 4 * norm  # of four micro-batches in flight
+    assert kept("gpt2", dropout=True)["embedding"] == 256 * HIDDEN  # a byte of mask
+    assert "embedding" not in kept("gpt2", dropout=False)

@@ -143,6 +143,7 @@ def activations(rank: Rank, *, one_layer: bool = False) -> tuple[Line, ...]:
         )
     if rank.stage.first and rank.graph.embedding is not None:
         lines.append(compute("token_ids", act.token_id_bytes, tokens=rank.tokens, in_flight=rank.in_flight))
+        lines += _embedding_saved(rank)
     rotary = rank.rotary_dim()
     if rotary:
         lines.append(
@@ -166,6 +167,34 @@ def activations(rank: Rank, *, one_layer: bool = False) -> tuple[Line, ...]:
     if "activations" in rank.recipe.offload:
         return in_transit(rank)
     return (total("activations", tuple(lines), unit="bytes"),)
+
+
+def _embedding_saved(rank: Rank) -> list[Line]:
+    """What a norm and dropout between the table and the first layer keep: BLOOM's, BERT's."""
+    recipe, embedding = rank.recipe, rank.graph.embedding
+    if embedding is None or recipe.adapters is not None:
+        return []
+    width, per_token = embedding.width, []
+    if any(vector.name == "embedding_norm" for vector in embedding.vectors):
+        per_token.append(
+            compute("norm", act.layernorm_saved_bytes, width=width, activation_bytes=recipe.stream_bytes)
+        )
+    if recipe.dropout:
+        per_token.append(compute("dropout_mask", act.dropout_mask_saved_bytes, width=width, masks=1))
+    if not per_token:
+        return []
+    kept = total("per_token", tuple(per_token), unit="bytes/token")
+    layer = compute("embedding", act.layer_saved_bytes, bytes_per_token=kept, tokens=rank.tokens, tp=rank.sp)
+    return [
+        compute(
+            "embedding",
+            act.kept_activation_bytes,
+            kind=Kind.MODELLED,
+            layer_bytes=layer,
+            layers=1,
+            in_flight=rank.in_flight,
+        )
+    ]
 
 
 def in_transit(rank: Rank) -> tuple[Line, ...]:
