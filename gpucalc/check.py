@@ -21,8 +21,7 @@ from gpucalc import units
 from gpucalc.accuracy import error_table
 from gpucalc.catalog import Catalog
 from gpucalc.errors import ExitCode, GpucalcError, Infeasible, InputError, one_line
-from gpucalc.explain import number
-from gpucalc.formula import FORMULAS
+from gpucalc.explain import equation_of, figure
 from gpucalc.formulas import limits
 from gpucalc.jobs import ResolvedJob, resolve_data
 from gpucalc.line import Line, compute
@@ -180,9 +179,7 @@ class _Plans:
             self._subjects[id(job.model)] = (job.model, Subject.of(job.model))
         fleet = (str(job.fleet), job.job.system, job.job.network)
         if fleet not in self._clusters:
-            self._clusters[fleet] = self.catalog.cluster(
-                job.fleet, job.job.system, network=job.job.network
-            )
+            self._clusters[fleet] = self.catalog.cluster(job.fleet, job.job.system, network=job.job.network)
         return plan_job(
             job,
             self.catalog,
@@ -367,7 +364,7 @@ def _verdict_equation(plan: Plan) -> str:
     verdict = plan.verdict
     if verdict.host_decides and verdict.host is not None and verdict.host.capacity is not None:
         sign = "<=" if verdict.host.needed.value <= verdict.host.capacity.value else ">"
-        return f"{equation_of(verdict.host.needed)} {sign} {_figure(verdict.host.capacity.value)} bytes"
+        return f"{equation_of(verdict.host.needed)} {sign} {figure(verdict.host.capacity.value)} bytes"
     worst = compute(
         "needed_with_error",
         limits.worst_case_bytes,
@@ -375,7 +372,7 @@ def _verdict_equation(plan: Plan) -> str:
         expected_error=verdict.expected_error,
     )
     sign = "<=" if worst.value <= verdict.capacity.value else ">"
-    return f"{equation_of(worst)} {sign} {_figure(verdict.capacity.value)} bytes"
+    return f"{equation_of(worst)} {sign} {figure(verdict.capacity.value)} bytes"
 
 
 def measured(plan: Plan, measure: str) -> Line | None:
@@ -452,29 +449,6 @@ def _error_words(plan: Plan, asked: Expectation, value: float) -> str:
     if abs(value - asked.limit) > error * scale:
         return ""
     return f", but the expected error of ±{units.percent(error)} reaches across the limit"
-
-
-def equation_of(line: Line) -> str:
-    """How a line came to its value, as one line of text with the numbers in it."""
-    if line.formula and line.formula in FORMULAS:
-        values = {
-            name: _figure(item.value if isinstance(item, Line) else item)
-            for name, item in line.inputs.items()
-        }
-        put_in = FORMULAS[line.formula].substituted(values)
-        return f"{line.name} = {put_in} = {_figure(line.value)} {line.unit}"
-    parts = [part for part in line.children if part.unit == line.unit]
-    if parts and abs(sum(part.value for part in parts) - line.value) <= 1e-6 * abs(line.value):
-        terms = " + ".join(f"{_figure(part.value)} ({part.name})" for part in parts if part.value)
-        return f"{line.name} = {terms} = {_figure(line.value)} {line.unit}"
-    return f"{line.name} = {_figure(line.value)} {line.unit}" + (f", {line.source}" if line.source else "")
-
-
-def _figure(value: object) -> str:
-    """A number in an equation; large ones whole, as bytes and FLOPs are read."""
-    if isinstance(value, float) and 1e6 <= abs(value) < 1e15:
-        return f"{round(value):_}"
-    return number(value)
 
 
 def _broken(error: GpucalcError, name: str, cell: str, place: _Place) -> Finding:

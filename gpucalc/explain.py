@@ -109,6 +109,26 @@ def number(value: object) -> str:
     return f"{value:.7g}"
 
 
+def equation_of(line: Line) -> str:
+    """How a line came to its value, as one line of text with the numbers in it."""
+    if line.formula and line.formula in FORMULAS:
+        values = {name: figure(value_of(item)) for name, item in line.inputs.items()}
+        put_in = FORMULAS[line.formula].substituted(values)
+        return f"{line.name} = {put_in} = {figure(line.value)} {line.unit}"
+    parts = [part for part in line.children if part.unit == line.unit]
+    if parts and abs(sum(part.value for part in parts) - line.value) <= 1e-6 * abs(line.value):
+        terms = " + ".join(f"{figure(part.value)} ({part.name})" for part in parts if part.value)
+        return f"{line.name} = {terms} = {figure(line.value)} {line.unit}"
+    return f"{line.name} = {figure(line.value)} {line.unit}" + (f", {line.source}" if line.source else "")
+
+
+def figure(value: object) -> str:
+    """A number in an equation; large ones whole, as bytes and FLOPs are read."""
+    if isinstance(value, float) and 1e6 <= abs(value) < 1e15:
+        return f"{round(value):_}"
+    return number(value)
+
+
 def _asked(line: Line, path: str) -> Explanation:
     """The line asked for: of a sum, each part that a formula gave is explained too."""
     if line.formula:

@@ -22,8 +22,8 @@ LAYERS: list[set[str]] = [
     {"validate", "validate_serving"},
     {"accuracy", "economics"},
     {"planner"},
-    {"check", "diff", "oom", "oom_tensors", "doctor", "explain", "trace", "claims", "scale", "documents"}
-    | {"layouts"},
+    {"check", "diff", "doctor", "explain", "trace", "claims", "scale", "documents", "layouts"}
+    | {"oom", "oom_changes", "oom_message", "oom_tensors"},
     {"catalog_sanity", "catalog_check", "reference"},
     {"size_fleets", "size_targets"},
     {"size"},

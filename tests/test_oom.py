@@ -15,7 +15,9 @@ from gpucalc.__main__ import main
 from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError
 from gpucalc.jobs import ResolvedJob, resolve_data
-from gpucalc.oom import CHANGES, Diagnosis, diagnose, read_message
+from gpucalc.oom import Diagnosis, diagnose
+from gpucalc.oom_changes import CHANGES
+from gpucalc.oom_message import read_message
 from gpucalc.plan.answer import Level
 from gpucalc.planner import plan_job
 from gpucalc.spec.yamlio import load_yaml

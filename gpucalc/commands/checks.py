@@ -145,7 +145,8 @@ def oom_command(
     from gpucalc.catalog import open_catalog
     from gpucalc.errors import InputError
     from gpucalc.jobs import resolve
-    from gpucalc.oom import MAX_TEXT, diagnose
+    from gpucalc.oom import diagnose
+    from gpucalc.oom_message import MAX_TEXT
     from gpucalc.report import answers
     from gpucalc.spec.yamlio import read_text
 

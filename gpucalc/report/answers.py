@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from gpucalc import units
 from gpucalc.diff import Difference, Move
-from gpucalc.oom import Amount, Change, Diagnosis
+from gpucalc.oom import Diagnosis
+from gpucalc.oom_changes import Change
+from gpucalc.oom_message import Amount
 from gpucalc.plan.answer import Level
 from gpucalc.report.formats import MARKDOWN_BYTES, inside_code, inside_text
 from gpucalc.report.json import plain
