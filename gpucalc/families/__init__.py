@@ -50,6 +50,8 @@ SYNONYMS: dict[str, str] = {
     "kimi": "deepseek_v3",
     "llama4_text": "llama4",
     "mimo": "mimo_v2_flash",
+    "minimax_m1": "minimax",
+    "minimax_text_01": "minimax",
     "ministral": "mistral",
     "mllama_text_model": "mllama",
     "qwen2_5_vl_text": "qwen2_5_vl",
@@ -59,6 +61,7 @@ SYNONYMS: dict[str, str] = {
     "qwen3_5_moe_text": "qwen3_5",
     "qwen3_vl_text": "qwen3_vl",
     "qwen3_vl_moe_text": "qwen3_vl_moe",
+    "refinedwebmodel": "falcon",
     "xlm_roberta": "roberta",
 }
 

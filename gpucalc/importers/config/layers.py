@@ -80,6 +80,14 @@ def _stated(c: Reader, key: str, layers: int) -> list[Any] | None:
         kinds = [_COMPRESSED.get(ratio) if isinstance(ratio, int) else None for ratio in ratios] or None
         if kinds is None:  # which layers compress, and how far, is the architecture
             raise InputError("missing (or layer_types)", where=c.where, key=c.prefix + "compress_ratios")
+    if kinds is None and key == "minimax":
+        marks = c.listing("attn_type_list")
+        kinds = ["full_attention" if mark else "linear_attention" for mark in marks] or None
+    inner = c.group("linear_attn_config") if kinds is None and key == "kimi_linear" else None
+    if inner is not None:  # layers are counted from one
+        full = inner.listing("full_attn_layers")
+        inner.get("kda_layers")
+        kinds = ["full_attention" if i + 1 in full else "linear_attention" for i in range(layers)]
     if kinds is None and key == "recurrent_gemma":
         names = {"recurrent": "linear_attention", "attention": "sliding_attention"}
         cycle = [names.get(kind) if isinstance(kind, str) else None for kind in c.listing("block_types")]

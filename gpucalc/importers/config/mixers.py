@@ -77,14 +77,15 @@ def _linear(c: Reader, key: str, fields: dict[str, Any]) -> dict[str, Any] | Non
             "conv": c.need("linear_conv_kernel_dim"),
         }
     if key == "kimi_linear":
-        heads, width = c.need("linear_num_heads"), c.need("linear_head_dim")
+        inner = c.group("linear_attn_config") or c  # as published, and as the library has it
+        heads, width = inner.need("linear_num_heads", "num_heads"), inner.need("linear_head_dim", "head_dim")
         return {
             "kind": "kda",
             "key_heads": heads,
             "value_heads": heads,
             "key_dim": width,
             "value_dim": width,
-            "conv": c.need("linear_conv_kernel_dim"),
+            "conv": inner.need("linear_conv_kernel_dim", "short_conv_kernel_size"),
         }
     if key == "minimax":
         width = fields["head_dim"] or fields["hidden"] // fields["heads"]

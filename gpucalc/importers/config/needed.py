@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gpucalc.errors import InputError
 from gpucalc.families import FAMILIES
-from gpucalc.importers.config.reader import Reader
+from gpucalc.importers.config.reader import OF_ITS_CLASS, Reader
 
 _EXPERTS = "num_local_experts|num_experts"
 _ROUTED = "n_routed_experts|num_experts|num_local_experts"
@@ -104,5 +104,8 @@ def check_needed(c: Reader, key: str) -> None:
         if not any(name in c.config for name in names):
             also = f" (or {', '.join(names[1:])})" if names[1:] else ""
             raise InputError(
-                f"missing{also}; {key} models differ in it", where=c.where, key=c.prefix + names[0]
+                f"missing{also}; {key} models differ in it",
+                where=c.where,
+                key=c.prefix + names[0],
+                legal=OF_ITS_CLASS,
             )

@@ -8,6 +8,7 @@ from typing import Any
 from gpucalc.errors import InputError, UnsupportedModel
 
 MAX_WHOLE = 10**15
+OF_ITS_CLASS = "a number, or a catalogue id where the file leaves it to its class"
 
 
 TEXT_KEYS = ("text_config", "llm_config", "language_config")
@@ -56,7 +57,12 @@ class Reader:
         self.used: set[str] = set()
         self.understood: list[str] = []
         self.assumed: list[str] = []
-        self.inner: list[Reader] = []
+        self.groups: dict[str, Reader] = {}
+
+    @property
+    def inner(self) -> tuple[Reader, ...]:
+        """Readers of the nested objects met so far."""
+        return tuple(self.groups.values())
 
     def get(self, *keys: str) -> Any:
         """The first of these keys that is present and not null, else None."""
@@ -113,6 +119,7 @@ class Reader:
                 f"missing{also}; a {self.family} model cannot be described without it",
                 where=self.where,
                 key=self.prefix + keys[0],
+                legal=OF_ITS_CLASS if self.prefix else None,
             )
         return value
 
@@ -121,10 +128,12 @@ class Reader:
         for key in keys:
             value = self.config.get(key)
             if isinstance(value, Mapping):
+                if key in self.groups:
+                    return self.groups[key]
                 self.used.add(key)
                 inner = Reader(value, self.where, self.family, f"{self.prefix}{key}.")
                 inner.understood, inner.assumed = self.understood, self.assumed
-                self.inner.append(inner)
+                self.groups[key] = inner
                 return inner
         return None
 
