@@ -10,6 +10,7 @@ from gpucalc.builders.build import build_graph
 from gpucalc.catalog import open_catalog
 from gpucalc.errors import InputError
 from gpucalc.line import Line
+from gpucalc.plan.evaluate import network_notes
 from gpucalc.plan.host import host_memory
 from gpucalc.plan.memory import memory_peak, meters
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
@@ -301,3 +302,16 @@ def test_what_lies_between_the_table_and_the_first_layer() -> None:
     assert kept("bloom", dropout=False, pp=4)["embedding"] == 4 * norm  # of four micro-batches in flight
     assert kept("gpt2", dropout=True)["embedding"] == 256 * HIDDEN  # a byte of mask
     assert "embedding" not in kept("gpt2", dropout=False)
+
+
+def test_a_networks_notes_say_what_is_left_out() -> None:
+    network = build_graph(CATALOG.model("resnet-50"))
+
+    def told(graph: Any, **run: Any) -> str:
+        settled, _ = settle(TrainRun.read({"framework": "ddp", "micro_batch": 1, "seq_len": 64, **run}))
+        return " ".join(network_notes(graph, resolve_recipe(settled, graph)))
+
+    assert "cudnn.benchmark" in told(network)
+    assert "recompute" not in told(network)
+    assert "recompute full changes nothing" in told(network, recompute="full")
+    assert not told(GRAPH, recompute="full")

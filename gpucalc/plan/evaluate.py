@@ -186,6 +186,7 @@ def evaluate(
         actions=(),
         notes=(
             *subject.graph.notes,
+            *network_notes(subject.graph, recipe),
             *notes,
             *_padding_notes(subject.graph, recipe, layout),
             *fleet_notes(cluster),
@@ -336,6 +337,22 @@ def model_line(counts: Counts) -> Line:
         children=(counts.active, Line("total", tree.value, tree.unit, tree.kind, children=tree.children)),
         note="parameters, counted from the architecture",
     )
+
+
+def network_notes(graph: Graph, recipe: Recipe) -> tuple[str, ...]:
+    """What memory leaves out of a network that is known by its totals."""
+    if graph.stacks:
+        return ()
+    told = [
+        "cuDNN's workspaces are not counted; with torch.backends.cudnn.benchmark = True they have tripled a"
+        " peak (open-mmlab/mmsegmentation issues 1184 and 1215)"
+    ]
+    if recipe.recompute != "none":
+        told.append(
+            f"recompute {recipe.recompute} changes nothing here: what it would keep of a network known by its"
+            " totals is not known"
+        )
+    return tuple(told)
 
 
 def fleet_notes(cluster: Cluster) -> tuple[str, ...]:
