@@ -16,7 +16,9 @@ from gpucalc import catalog as catalog_module
 from gpucalc import check as check_module
 from gpucalc.__main__ import main
 from gpucalc.catalog import Catalog
-from gpucalc.check import RULES, Report, Status, check, read_baseline
+from gpucalc.check import check
+from gpucalc.check_compare import _fits
+from gpucalc.check_findings import RULES, Report, Status, read_baseline
 from gpucalc.errors import InputError
 from gpucalc.report import files as report_files
 from gpucalc.spec.check import QUANTITIES, read_expect, read_matrix
@@ -198,8 +200,8 @@ def test_a_marginal_plan_warns_either_way() -> None:
     from gpucalc.plan.answer import Level
 
     for wanted in ("fits", "does_not_fit"):
-        assert check_module._fits(wanted, Level.MARGINAL, Status.FAIL) is Status.WARN
-    assert check_module._fits("marginal", Level.MARGINAL, Status.FAIL) is Status.PASS
+        assert _fits(wanted, Level.MARGINAL, Status.FAIL) is Status.WARN
+    assert _fits("marginal", Level.MARGINAL, Status.FAIL) is Status.PASS
 
 
 def test_speed_asked_of_a_plan_that_does_not_fit_is_a_miss(write: Callable[..., str]) -> None:

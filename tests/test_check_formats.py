@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from gpucalc.check import Finding, Report, Status
+from gpucalc.check_findings import Finding, Report, Status
 from gpucalc.report import formats
 from gpucalc.report.screen import render
 
@@ -232,7 +232,7 @@ def test_markdown_cells_hold_no_markup_of_their_own() -> None:
 
 @pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS)
 def test_json_is_one_document_and_a_baseline(report: Report, tmp_path: Path) -> None:
-    from gpucalc.check import read_baseline
+    from gpucalc.check_findings import read_baseline
 
     text = formats.as_json(report)
     assert next(iter(json.loads(text))) == "schema_version"
@@ -246,7 +246,7 @@ def test_json_and_the_text_formats_import_no_drawing_library() -> None:
     import sys
 
     code = (
-        "import sys; from gpucalc.report import formats; from gpucalc.check import Report;"
+        "import sys; from gpucalc.report import formats; from gpucalc.check_findings import Report;"
         "[writer(Report(())) for writer in formats.WRITERS.values()];"
         "assert not {'rich', 'numpy', 'torch'} & set(sys.modules)"
     )

@@ -22,7 +22,8 @@ LAYERS: list[set[str]] = [
     {"validate", "validate_serving"},
     {"accuracy", "economics"},
     {"planner"},
-    {"check", "diff", "doctor", "explain", "trace", "claims", "scale", "documents", "layouts"}
+    {"diff", "doctor", "explain", "trace", "claims", "scale", "documents", "layouts"}
+    | {"check", "check_compare", "check_findings"}
     | {"oom", "oom_changes", "oom_message", "oom_tensors"},
     {"catalog_sanity", "catalog_check", "reference"},
     {"size_fleets", "size_targets"},

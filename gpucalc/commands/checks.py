@@ -49,7 +49,8 @@ def check_command(
 ) -> None:
     """Hold jobs to what they expect; exit 1 when one fails."""
     from gpucalc.catalog import open_catalog
-    from gpucalc.check import check, read_baseline
+    from gpucalc.check import check
+    from gpucalc.check_findings import read_baseline
     from gpucalc.report import files as report_files
     from gpucalc.report import formats as writers
 

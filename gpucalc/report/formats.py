@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from gpucalc.check import RULES, Finding, Report, Status
+from gpucalc.check_findings import RULES, Finding, Report, Status
 from gpucalc.errors import one_line
 from gpucalc.report.json import SCHEMA_VERSION, plain
 

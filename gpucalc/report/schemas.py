@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpucalc.check import RULES
+from gpucalc.check_findings import RULES
 from gpucalc.line import Kind
 from gpucalc.plan.answer import Level
 from gpucalc.report.json import SCHEMA_VERSION
