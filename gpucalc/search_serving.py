@@ -35,7 +35,7 @@ from gpucalc.spec.job import ServeRun
 DEGREES = ("tp", "pp", "dp", "ep")
 MOST_TIMED = 16  # layouts whose speed is worked out,
 MOST_RIVALS = 4  # layouts set beside the one that was chosen
-MOST_LOADED = 8  # layouts whose load at a request rate is looked for
+MOST_LOADED = 5  # layouts whose load at a request rate is looked for
 TIMED_PER_SIZE = 3  # so many of each number of GPUs per copy
 _LEVELS = {Level.FITS: 0, Level.MARGINAL: 1, Level.DOES_NOT_FIT: 2}
 
