@@ -18,8 +18,9 @@ import pytest
 from gpucalc.builders.build import build_graph
 from gpucalc.formulas import activations as act
 from gpucalc.formulas import memory as mem
-from gpucalc.plan.activation import layer_line, selective_line
+from gpucalc.plan.activation import layer_line
 from gpucalc.plan.resolve import resolve_recipe, settle
+from gpucalc.plan.selective import selective_line
 from gpucalc.spec.job import TrainRun
 from gpucalc.spec.model import ModelSpec
 

@@ -18,9 +18,10 @@ from gpucalc.builders.build import build_graph
 from gpucalc.errors import InputError
 from gpucalc.formulas.memory import autocast_weight_bytes
 from gpucalc.graph import Block
-from gpucalc.plan.activation import layer_line, selective_line
+from gpucalc.plan.activation import layer_line
 from gpucalc.plan.layout import Recipe
 from gpucalc.plan.resolve import resolve_recipe, settle
+from gpucalc.plan.selective import selective_line
 from gpucalc.plan.stages import block_params
 from gpucalc.spec.job import TrainRun
 from gpucalc.spec.model import ModelSpec

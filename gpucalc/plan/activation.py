@@ -1,4 +1,4 @@
-"""What one layer of a kind keeps for backward under a recipe, as lines per token.
+"""What one layer of a kind keeps for backward without recomputation, as lines per token.
 
 This module only chooses formulas by the shape of the layer and the code path; the arithmetic is in
 `formulas.activations`.
@@ -41,7 +41,7 @@ def layer_line(block: Block, recipe: Recipe, *, seq_len: int, memory_tokens: flo
             compute(
                 "residual_streams",
                 act.linear_input_saved_bytes,
-                width=block.streams * _hidden(block),
+                width=block.streams * hidden_of(block),
                 element_bytes=recipe.activation_bytes,
                 copies=2,
             )
@@ -49,7 +49,7 @@ def layer_line(block: Block, recipe: Recipe, *, seq_len: int, memory_tokens: flo
     if recipe.dropout:
         masks = 2 if block.cross is None else 3
         parts.append(
-            compute("dropout_masks", act.dropout_mask_saved_bytes, width=_hidden(block), masks=masks)
+            compute("dropout_masks", act.dropout_mask_saved_bytes, width=hidden_of(block), masks=masks)
         )
     if recipe.adapters is not None:
         parts.extend(_adapter_lines(block, recipe.adapters, recipe))
@@ -58,110 +58,7 @@ def layer_line(block: Block, recipe: Recipe, *, seq_len: int, memory_tokens: flo
     return total("saved_per_token", tuple(parts), unit="bytes/token")
 
 
-def selective_line(block: Block, recipe: Recipe, *, seq_len: int) -> Line:
-    """Bytes per token kept under selective recomputation of the recipe's scope.
-
-    core: attention scores are recomputed, so unfused attention keeps what flash attention keeps.
-    modules (Megatron-Core): what the named parts do not make again.
-    op (torchtitan): outputs of every second matrix multiplication and of attention, and the layer input.
-    """
-    if recipe.recompute_scope == "modules":
-        return _without_modules(block, recipe, seq_len)
-    if recipe.recompute_scope != "op":
-        return layer_line(block, _with_flash(recipe), seq_len=seq_len)
-    size = recipe.activation_bytes
-    parts = [
-        compute(
-            "layer_input", act.linear_input_saved_bytes, width=_hidden(block), element_bytes=size, copies=1
-        )
-    ]
-    linears = [
-        linear
-        for part in (block.mixer, block.ffn)
-        if part is not None
-        for linear in part.linears
-        if linear.shard.value != "replicated"
-    ]
-    # torchtitan's policy keeps the 1st, 3rd, 5th ... matrix result of a layer. Compiled, it keeps none
-    # that is only added to the residual stream, as no gradient is made of it (AOTAutograd, torch 2.13,
-    # a Llama layer, to the byte); written out, they stay.
-    compiled, named = recipe.kernels != "eager", recipe.math != "fp4"
-    for linear in linears[::2] if named else ():  # the policy names aten.mm and not torchao's NVFP4 products
-        if compiled and linear.shard is Shard.ROW:
-            continue
-        parts.append(
-            compute(
-                f"{linear.name}_output",
-                act.linear_input_saved_bytes,
-                width=linear.outputs,
-                element_bytes=size,
-                copies=linear.active,
-            )
-        )
-    if isinstance(block.mixer, Attention):
-        out = block.mixer.heads * block.mixer.v_dim
-        parts.append(
-            compute("attention_output", act.linear_input_saved_bytes, width=out, element_bytes=size, copies=1)
-        )
-        parts.append(
-            compute(
-                "log_sum_exp",
-                act.linear_input_saved_bytes,
-                width=block.mixer.heads,
-                element_bytes=4,
-                copies=1,
-            )
-        )
-    return total("saved_per_token", tuple(parts), unit="bytes/token")
-
-
-# What of a layer's kept parts a module of Megatron-Core makes again.
-_MODULE_PARTS = {
-    "layernorm": {"mixer_input", "mlp_input", "moe_input"},
-    "mlp": {"mlp"},
-    "moe": {"experts", "router", "router_input", "shared_experts"},
-    "shared_experts": {"shared_experts"},
-}
-
-
-def _without_modules(block: Block, recipe: Recipe, seq_len: int) -> Line:
-    """A layer without what Megatron-Core's named modules make again.
-
-    Read in megatron/core/transformer: transformer_layer.py, moe/experts.py, multi_latent_attention.py.
-    layernorm: norms' results, unless a whole module is made again from one. moe_act: the activation's
-    result. mla_up_proj: q, k and v, made of the latents; attention's own result stays.
-    """
-    modules = recipe.recompute_modules
-    whole = layer_line(block, _with_flash(recipe) if "core_attn" in modules else recipe, seq_len=seq_len)
-    gone = set().union(*(_MODULE_PARTS.get(module, set()) for module in modules))
-    if isinstance(block.ffn, Mlp) and "mlp" in modules:
-        gone -= {"mlp_input"}
-    if isinstance(block.ffn, Moe) and "moe" in modules:
-        gone -= {"moe_input"}
-    parts = [part for part in whole.children if part.name not in gone]
-    for index, part in enumerate(parts):
-        if part.name == "experts" and "moe_act" in modules and isinstance(block.ffn, Moe):
-            parts[index] = _experts_line(block.ffn, recipe, _expert_tensors(block.ffn, recipe) - 1)
-        latent = isinstance(block.mixer, Attention) and block.mixer.kv_lora is not None
-        if part.name == "attention" and "mla_up_proj" in modules and latent:
-            assert isinstance(block.mixer, Attention)
-            parts[index] = compute(
-                "attention",
-                act.attention_output_saved_bytes,
-                heads=block.mixer.heads,
-                v_dim=block.mixer.v_dim,
-                activation_bytes=recipe.activation_bytes,
-            )
-    return total("saved_per_token", tuple(parts), unit="bytes/token")
-
-
-def _with_flash(recipe: Recipe) -> Recipe:
-    from dataclasses import replace
-
-    return replace(recipe, attention="flash")
-
-
-def _hidden(block: Block) -> int:
+def hidden_of(block: Block) -> int:
     if block.mixer is not None:
         return block.mixer.hidden
     if block.ffn is not None:
@@ -395,7 +292,7 @@ def _ffn_lines(ffn: FeedForward, block: Block, recipe: Recipe, frozen: bool) -> 
         lines.append(_mlp_line("mlp", ffn.ffn, ffn.gated, ffn.activation, recipe, frozen))
         return lines
     assert isinstance(ffn, Moe)
-    lines.append(_experts_line(ffn, recipe, _expert_tensors(ffn, recipe)))
+    lines.append(experts_line(ffn, recipe, expert_tensors(ffn, recipe)))
     lines.append(compute("router", act.router_saved_bytes, experts=ffn.experts, top_k=ffn.top_k))
     if ffn.shared_ffn:
         lines.append(_mlp_line("shared_experts", ffn.shared_ffn, ffn.gated, ffn.activation, recipe, frozen))
@@ -413,7 +310,7 @@ def _ffn_lines(ffn: FeedForward, block: Block, recipe: Recipe, frozen: bool) -> 
     return lines
 
 
-def _experts_line(ffn: Moe, recipe: Recipe, tensors: int) -> Line:
+def experts_line(ffn: Moe, recipe: Recipe, tensors: int) -> Line:
     return compute(
         "experts",
         act.moe_saved_bytes,
@@ -426,7 +323,7 @@ def _experts_line(ffn: Moe, recipe: Recipe, tensors: int) -> Line:
     )
 
 
-def _expert_tensors(ffn: Moe, recipe: Recipe) -> int:
+def expert_tensors(ffn: Moe, recipe: Recipe) -> int:
     if ffn.gated:
         return GATED_EXPERT_TENSORS.get(ffn.activation, 4) if recipe.kernels == "eager" else 3
     return PLAIN_MLP_TENSORS.get(ffn.activation, 2) if recipe.kernels == "eager" else 2

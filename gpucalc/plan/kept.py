@@ -7,8 +7,9 @@ from gpucalc.formulas import memory as mem
 from gpucalc.formulas import optimizers as opt
 from gpucalc.line import Kind, Line, compute, total
 from gpucalc.num import holds
-from gpucalc.plan.activation import layer_line, norm_line, selective_line
+from gpucalc.plan.activation import layer_line, norm_line
 from gpucalc.plan.rank import Rank
+from gpucalc.plan.selective import selective_line
 from gpucalc.plan.stages import LayerRun, block_linears
 
 # Parts of a layer as wide as the residual stream: whole on each tensor-parallel rank unless sequence

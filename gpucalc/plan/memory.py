@@ -18,7 +18,7 @@ from gpucalc.formulas import memory as mem
 from gpucalc.graph import Graph
 from gpucalc.line import Line, choose, compute, largest, total
 from gpucalc.num import Num, is_scalar, maximum, present, where
-from gpucalc.plan import allowances, kept, model_state, transients
+from gpucalc.plan import allowances, engine_state, kept, model_state, transients
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.rank import Rank
 from gpucalc.plan.stages import Stage, stages
@@ -194,7 +194,7 @@ def _stage_line(rank: Rank) -> Line:
     if rank.stage.last:
         loss = (*kept.head_saved(rank), *transients.loss_transients(rank))
         phases.append(_phase(rank, "loss", (*always, *activations, *loss)))
-    held = (*states, *buffers, *model_state.sweep_buffers(rank))
+    held = (*states, *buffers, *engine_state.sweep_buffers(rank))
     # Stage 2 allocates the whole partition when the first bucket is reduced.
     from_start = persistent or partitioned
     moments = _backward_moments(rank, held, activations, gradients, persistent=from_start)
@@ -235,7 +235,7 @@ def _backward_moments(
     end = (*transients.end_transients(rank), *transients.embedding_gradient_input(rank))
     moments = [
         (*held, *activations, *layer, *present),
-        (*_without_full_bucket(rank, held), *gradients, *end, *model_state.reduced_gradients(rank)),
+        (*_without_full_bucket(rank, held), *gradients, *end, *engine_state.reduced_gradients(rank)),
     ]
     norm = transients.final_norm_backward(rank)
     if norm:
