@@ -337,7 +337,7 @@ def _provenance(reader: _Reader) -> Iterator[Finding]:
             yield reader.error(f"{key}.source", "needs a list of keys of sources.yaml")
             continue
         for index, name in enumerate(stated):
-            if name not in known:
+            if not isinstance(name, str) or name not in known:
                 unknown.setdefault(str(name), []).append(f"{key}.source.{index}")
     for name, keys in unknown.items():
         more = f" (and {len(keys) - 1} times more)" if len(keys) > 1 else ""

@@ -288,3 +288,20 @@ def test_the_folders_are_listed_in_order(
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= width
     assert out.index("1 gpus") < out.index("(shipped)")
+
+
+@pytest.mark.parametrize("source", ["[[nv_ds]]", "[{a: 1}]", "[null]", "[1]", "nv_ds", "{}"])
+def test_a_source_that_is_no_key_is_an_error(source: str, tmp_path: Path) -> None:
+    report = checked(edited(tmp_path, "gpus/t4", ("source: [smi]", f"source: {source}")))
+    assert any(key.startswith("memory_total.source") for key, _ in said(report))
+
+
+@pytest.mark.parametrize("key", ["hidden", "ffn", "vocab", "heads", "max_context"])
+@pytest.mark.parametrize("size", ["1e9", "1e308", "0", "-1"])
+def test_a_shape_no_model_has_is_refused(key: str, size: str, tmp_path: Path) -> None:
+    path = edited(tmp_path, "models/gpt2")
+    lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith(f"{key}:")]
+    path.write_text("\n".join([*lines, f"{key}: {size}"]), "utf-8")
+    (found,) = said(checked(path))
+    assert found[0] == key
+    assert "must be at" in found[1]

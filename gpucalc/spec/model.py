@@ -14,6 +14,8 @@ from pydantic import Field, field_validator
 
 from gpucalc.spec.base import Spec
 
+MOST = 100_000_000  # of anything that shapes a model: no width, table or context comes near
+
 ModelKind = Literal[
     "dense_decoder",
     "moe_decoder",
@@ -33,46 +35,46 @@ ModelKind = Literal[
 class MoeSpec(Spec):
     """Routed experts. Layer i is mixture-of-experts when i >= dense_layers and i % every == offset."""
 
-    experts: int = Field(ge=1)
-    top_k: int = Field(ge=1)
-    expert_ffn: int | None = Field(default=None, ge=1)  # width of one routed expert
-    shared_expert_ffn: int = Field(default=0, ge=0)  # total width of the experts every token passes
-    shared_experts: int | None = Field(default=None, ge=0)  # how many of them; the width counts
-    dense_layers: int = Field(default=0, ge=0)  # leading layers with a dense feed-forward part
-    every: int = Field(default=1, ge=1)
-    offset: int = Field(default=0, ge=0)
-    latent: int | None = Field(default=None, ge=1)  # width the experts work in when it is not hidden
+    experts: int = Field(ge=1, le=MOST)
+    top_k: int = Field(ge=1, le=MOST)
+    expert_ffn: int | None = Field(default=None, ge=1, le=MOST)  # width of one routed expert
+    shared_expert_ffn: int = Field(default=0, ge=0, le=MOST)  # total width of the experts every token passes
+    shared_experts: int | None = Field(default=None, ge=0, le=MOST)  # how many of them; the width counts
+    dense_layers: int = Field(default=0, ge=0, le=MOST)  # leading layers with a dense feed-forward part
+    every: int = Field(default=1, ge=1, le=MOST)
+    offset: int = Field(default=0, ge=0, le=MOST)
+    latent: int | None = Field(default=None, ge=1, le=MOST)  # width the experts work in when it is not hidden
     router: str | None = None  # softmax unless said
 
 
 class MlaSpec(Spec):
     """Multi-head latent attention: low-rank queries and one compressed key-value vector per token."""
 
-    q_lora: int | None = Field(default=None, ge=1)
-    kv_lora: int = Field(ge=1)
-    qk_nope: int = Field(ge=1)
-    qk_rope: int = Field(ge=1)
-    v_head: int = Field(ge=1)
+    q_lora: int | None = Field(default=None, ge=1, le=MOST)
+    kv_lora: int = Field(ge=1, le=MOST)
+    qk_nope: int = Field(ge=1, le=MOST)
+    qk_rope: int = Field(ge=1, le=MOST)
+    v_head: int = Field(ge=1, le=MOST)
 
 
 class IndexerSpec(Spec):
     """A small attention that picks the `topk` tokens the real one reads."""
 
-    heads: int = Field(ge=1)
-    head_dim: int = Field(ge=1)
-    topk: int = Field(ge=1)
+    heads: int = Field(ge=1, le=MOST)
+    head_dim: int = Field(ge=1, le=MOST)
+    topk: int = Field(ge=1, le=MOST)
 
 
 class SsmSpec(Spec):
     """Mamba (dt_rank) or Mamba-2 (heads, head_dim, groups) layers."""
 
-    state: int = Field(ge=1)
-    conv: int = Field(default=4, ge=1)
-    expand: int = Field(default=2, ge=1)
-    dt_rank: int | None = Field(default=None, ge=1)
-    groups: int = Field(default=1, ge=1)
-    heads: int | None = Field(default=None, ge=1)
-    head_dim: int | None = Field(default=None, ge=1)
+    state: int = Field(ge=1, le=MOST)
+    conv: int = Field(default=4, ge=1, le=MOST)
+    expand: int = Field(default=2, ge=1, le=MOST)
+    dt_rank: int | None = Field(default=None, ge=1, le=MOST)
+    groups: int = Field(default=1, ge=1, le=MOST)
+    heads: int | None = Field(default=None, ge=1, le=MOST)
+    head_dim: int | None = Field(default=None, ge=1, le=MOST)
 
 
 class LinearAttentionSpec(Spec):
@@ -82,31 +84,31 @@ class LinearAttentionSpec(Spec):
     """
 
     kind: Literal["gated_deltanet", "kda", "lightning", "short_conv", "rwkv", "rg_lru"]
-    key_heads: int = Field(ge=1)
-    value_heads: int = Field(ge=1)
-    key_dim: int = Field(ge=1)
-    value_dim: int = Field(ge=1)
-    conv: int = Field(default=0, ge=0)
+    key_heads: int = Field(ge=1, le=MOST)
+    value_heads: int = Field(ge=1, le=MOST)
+    key_dim: int = Field(ge=1, le=MOST)
+    value_dim: int = Field(ge=1, le=MOST)
+    conv: int = Field(default=0, ge=0, le=MOST)
 
 
 class CompressedSpec(Spec):
     """DeepSeek-V4 attention: one shared key-value vector, compressed along the sequence in C and H layers."""
 
-    q_lora: int = Field(ge=1)
-    o_groups: int = Field(ge=1)
-    o_lora: int = Field(ge=1)
-    rope_dim: int = Field(ge=1)
-    sparse_ratio: int = Field(ge=1)  # tokens per entry in C layers
-    heavy_ratio: int = Field(ge=1)  # tokens per entry in H layers
-    residual_streams: int = Field(default=1, ge=1)  # hyper-connections
+    q_lora: int = Field(ge=1, le=MOST)
+    o_groups: int = Field(ge=1, le=MOST)
+    o_lora: int = Field(ge=1, le=MOST)
+    rope_dim: int = Field(ge=1, le=MOST)
+    sparse_ratio: int = Field(ge=1, le=MOST)  # tokens per entry in C layers
+    heavy_ratio: int = Field(ge=1, le=MOST)  # tokens per entry in H layers
+    residual_streams: int = Field(default=1, ge=1, le=MOST)  # hyper-connections
 
 
 class GlobalAttentionSpec(Spec):
     """Full-attention layers whose heads differ from those of the sliding ones."""
 
-    kv_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=1)
-    v_head_dim: int | None = Field(default=None, ge=1)
+    kv_heads: int = Field(ge=1, le=MOST)
+    head_dim: int = Field(ge=1, le=MOST)
+    v_head_dim: int | None = Field(default=None, ge=1, le=MOST)
     shared_kv: bool = False  # values are the keys: no value projection
 
 
@@ -119,15 +121,15 @@ class TowerSpec(Spec):
 
     kind: str | None = None
     layers: int = Field(ge=1, le=10_000)
-    hidden: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    ffn: int = Field(ge=1)
-    patch: int | None = Field(default=None, ge=1)
-    image: int | None = Field(default=None, ge=1)
-    positions: int | None = Field(default=None, ge=1)  # entries of the position table
-    vocab: int | None = Field(default=None, ge=1)
-    projection: int | None = Field(default=None, ge=1)  # width the tower's output is projected to
-    merge: int | None = Field(default=None, ge=1)  # patches by patches put into one token
+    hidden: int = Field(ge=1, le=MOST)
+    heads: int = Field(ge=1, le=MOST)
+    ffn: int = Field(ge=1, le=MOST)
+    patch: int | None = Field(default=None, ge=1, le=MOST)
+    image: int | None = Field(default=None, ge=1, le=MOST)
+    positions: int | None = Field(default=None, ge=1, le=MOST)  # entries of the position table
+    vocab: int | None = Field(default=None, ge=1, le=MOST)
+    projection: int | None = Field(default=None, ge=1, le=MOST)  # width the tower's output is projected to
+    merge: int | None = Field(default=None, ge=1, le=MOST)  # patches by patches put into one token
     qkv_bias: bool | None = None
     params_incl_projector: int | None = Field(default=None, ge=1)  # stated by the source; for tests
 
@@ -136,7 +138,7 @@ class AdaptiveSpec(Spec):
     """Adaptive embedding and softmax: clusters cut by frequency, each `div` times narrower than the last."""
 
     cutoffs: tuple[int, ...]
-    div: int = Field(default=1, ge=1)
+    div: int = Field(default=1, ge=1, le=MOST)
 
 
 class WeightsSpec(Spec):
@@ -185,22 +187,22 @@ class ModelSpec(Spec):
 
     layers: int | None = Field(default=None, ge=1, le=10_000)
     decoder_layers: int | None = Field(default=None, ge=1, le=10_000)
-    hidden: int | None = Field(default=None, ge=1)
-    heads: int | None = Field(default=None, ge=1)
-    kv_heads: int | None = Field(default=None, ge=1)
-    head_dim: int | None = Field(default=None, ge=1)
-    v_head_dim: int | None = Field(default=None, ge=1)
-    ffn: int | None = Field(default=None, ge=1)
-    decoder_ffn: int | None = Field(default=None, ge=1)
-    vocab: int | None = Field(default=None, ge=1)
-    embedding_width: int | None = Field(default=None, ge=1)  # when it is not hidden
-    max_context: int | None = Field(default=None, ge=1)
-    positions: int | None = Field(default=None, ge=0)  # entries of a learned position table
-    token_types: int | None = Field(default=None, ge=0)
+    hidden: int | None = Field(default=None, ge=1, le=MOST)
+    heads: int | None = Field(default=None, ge=1, le=MOST)
+    kv_heads: int | None = Field(default=None, ge=1, le=MOST)
+    head_dim: int | None = Field(default=None, ge=1, le=MOST)
+    v_head_dim: int | None = Field(default=None, ge=1, le=MOST)
+    ffn: int | None = Field(default=None, ge=1, le=MOST)
+    decoder_ffn: int | None = Field(default=None, ge=1, le=MOST)
+    vocab: int | None = Field(default=None, ge=1, le=MOST)
+    embedding_width: int | None = Field(default=None, ge=1, le=MOST)  # when it is not hidden
+    max_context: int | None = Field(default=None, ge=1, le=MOST)
+    positions: int | None = Field(default=None, ge=0, le=MOST)  # entries of a learned position table
+    token_types: int | None = Field(default=None, ge=0, le=MOST)
     tied_embeddings: bool | None = None
     # What stands on top: lm, mlm (masked words), body (nothing), pooler, classifier.
     head: Literal["lm", "mlm", "body", "pooler", "classifier"] | None = None
-    classes: int | None = Field(default=None, ge=1)
+    classes: int | None = Field(default=None, ge=1, le=MOST)
 
     # Traits; None leaves them to the family.
     norm: str | None = None
@@ -216,14 +218,14 @@ class ModelSpec(Spec):
     final_norm: bool | None = None  # after the last layer
     parallel_block: bool | None = None
     layer_scale: bool | None = None
-    norms_per_block: int | None = Field(default=None, ge=0)
+    norms_per_block: int | None = Field(default=None, ge=0, le=MOST)
     rope_linear_factor: float | None = Field(default=None, ge=1)  # positions of full layers are divided by it
     position_kind: Literal["rope", "rope_partial", "learned", "alibi", "relative", "none"] | None = None
 
     # One letter a layer: F full, S sliding, K chunked, D full with its own indexer, L linear, M Mamba,
     # E experts only, - feed-forward only, C compressed, H heavily compressed. `S5` and `[S5 F]*8` repeat.
     pattern: str | None = None
-    window: int | None = Field(default=None, ge=1)
+    window: int | None = Field(default=None, ge=1, le=MOST)
 
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
@@ -236,9 +238,9 @@ class ModelSpec(Spec):
     vision_tower: TowerSpec | None = None
     text_tower: TowerSpec | None = None
 
-    mel_bins: int | None = Field(default=None, ge=1)
-    image_size: int | None = Field(default=None, ge=1)
-    patch: int | None = Field(default=None, ge=1)
+    mel_bins: int | None = Field(default=None, ge=1, le=MOST)
+    image_size: int | None = Field(default=None, ge=1, le=MOST)
+    patch: int | None = Field(default=None, ge=1, le=MOST)
     denoiser: dict[str, Any] | None = None
     components: dict[str, int] | None = None  # parameters of each network of a pipeline
     gflops_forward: float | None = Field(default=None, gt=0)  # per image, multiply-add counted as two
