@@ -47,6 +47,7 @@ def test_energy_and_money_by_hand() -> None:
     assert f.carbon_kg(energy_kwh=9.0, carbon_kg_per_kwh=0.4) == pytest.approx(3.6)
     # 8 GPUs at 3.60 USD/h: 0.008 USD/s; 20,000 tokens/s: 0.4 USD per million
     assert f.usd_per_million_tokens(usd_per_gpu_hour=3.6, gpus=8, tokens_per_s=20_000) == pytest.approx(0.4)
+    assert f.lasting_tokens_per_s(tokens_per_s=20_000, goodput=0.8) == pytest.approx(16_000)
 
 
 def test_host_power_by_hand() -> None:
@@ -147,6 +148,17 @@ def test_a_deployments_day_has_energy_too() -> None:
     lines = costs(planned("models/llama-3-8b", gpus="1xH100-SXM", task="serve"))
     assert lines["energy"].value == pytest.approx((0.7 * 0.9 + 0.28) * 24 * 1.3)
     assert lines["rental_per_million_tokens"].value > 0
+
+
+def test_a_million_tokens_cost_their_share_of_the_budget_with_failures() -> None:
+    plan = planned(
+        "models/llama-3-8b", "run.tokens=1e12", "reliability.mtbf_gpu_hours=1000", gpus="64x8xH100"
+    )
+    assert plan.reliability is not None
+    assert plan.reliability.child("goodput").value < 0.95
+    lines = costs(plan)
+    share = lines["rental"].value / 1e6
+    assert lines["rental_per_million_tokens"].value == pytest.approx(share, rel=1e-3)
 
 
 def test_the_users_own_catalogue_replaces_a_grid(tmp_path: Path) -> None:

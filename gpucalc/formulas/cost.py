@@ -67,6 +67,12 @@ def carbon_kg(*, energy_kwh: Num, carbon_kg_per_kwh: Num) -> Num:
     return energy_kwh * carbon_kg_per_kwh
 
 
+@formula(unit="tokens/s", source=_ARITHMETIC)
+def lasting_tokens_per_s(*, tokens_per_s: Num, goodput: Num) -> Num:
+    """Tokens per second over the whole wall time, what failures take included."""
+    return tokens_per_s * goodput
+
+
 @formula(unit="USD per 1e6 tokens", source=_ARITHMETIC)
 def usd_per_million_tokens(*, usd_per_gpu_hour: Num, gpus: Num, tokens_per_s: Num) -> Num:
     """Rental price of a million tokens at that rate."""

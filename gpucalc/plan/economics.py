@@ -320,6 +320,11 @@ def cost_line(
             )
     price = hourly_price(cluster, basis)
     if price is not None:
+        lasting = rates
+        if goodput is not None:
+            lasting = compute(
+                "lasting_tokens_per_s", money.lasting_tokens_per_s, tokens_per_s=rates, goodput=goodput
+            )
         rental = compute("rental", money.rental_usd, gpu_hours=hours, usd_per_gpu_hour=price)
         parts.append(replace(rental, note=f"at ${price.value:,.2f} a GPU-hour"))
         parts.append(
@@ -328,7 +333,7 @@ def cost_line(
                 money.usd_per_million_tokens,
                 usd_per_gpu_hour=price,
                 gpus=cluster.count,
-                tokens_per_s=rates,
+                tokens_per_s=lasting,
             )
         )
     if basis is not None and basis.usd_per_gpu is not None and power is not None:
