@@ -105,6 +105,19 @@ def test_muon_in_a_plan() -> None:
     assert adamw.value - states.value == 4 * MATRICES
 
 
+def test_tables_have_wide_states_under_the_trainer() -> None:
+    # 1,000 parameters: two fp32 moments in place of two bytes
+    sizes = {"params": 1000, "wide_bytes": 8, "narrow_bytes": 2, "shard": 4}
+    assert opt.wide_embedding_state_bytes(**sizes, zero_stage=0) == 6000
+    assert opt.wide_embedding_state_bytes(**sizes, zero_stage=2) == 1500
+    each = 2 * (1 + 4 / 2048)
+    states = phases(framework="hf", optimizer="adamw-8bit")["step"].child("optimizer_states")
+    assert states.value == (MATRICES + REST) * each + VOCAB * HIDDEN * (8 - each)
+    for other in ({"framework": "ddp"}, {"framework": "hf", "year": 2022}):
+        plain = phases(optimizer="adamw-8bit", **other)["step"].child("optimizer_states")
+        assert plain.value == (MATRICES + REST) * each
+
+
 def test_adafactor_in_a_plan() -> None:
     states = phases(optimizer="adafactor")["step"].child("optimizer_states")
     sides = LAYERS * (4 * 2 * HIDDEN + 3 * (HIDDEN + FFN)) + 2 * (HIDDEN + VOCAB)

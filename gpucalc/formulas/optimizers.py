@@ -41,6 +41,18 @@ def adafactor_state_bytes(
     return (sides + other_params) * element_bytes / where(zero_stage >= 1, shard, 1)
 
 
+@formula(
+    unit="bytes",
+    source="transformers' trainer.py, create_optimizer: register_module_override of every nn.Embedding to 32"
+    " bit where bitsandbytes steps in 8, read",
+)
+def wide_embedding_state_bytes(
+    *, params: Num, wide_bytes: Num, narrow_bytes: Num, shard: Num, zero_stage: Num
+) -> Num:
+    """What fp32 states of the token table add to those counted for it in 8 bit."""
+    return params * (wide_bytes - narrow_bytes) / where(zero_stage >= 1, shard, 1)
+
+
 @formula(unit="count", source=SOAP)
 def soap_preconditioner_elements(*, rows: Num, columns: Num, limit: Num) -> Num:
     """Elements of the square matrices SOAP keeps for one weight; a side above the limit has none.

@@ -15,9 +15,16 @@ from gpucalc.plan.stages import block_linears
 SHAPED = ("adafactor", "muon", "soap", "shampoo")
 
 
+# States per parameter of bitsandbytes' 8-bit optimizers.
+EIGHT_BIT = {"adamw-8bit": 2, "lion-8bit": 1}
+WIDE_EMBEDDINGS_YEAR = 2023
+
+
 def shaped_states(rank: Rank) -> tuple[Line, ...]:
     """States beside those that every parameter has alike."""
     name = rank.recipe.optimizer
+    if name in EIGHT_BIT:
+        return _embedding_states(rank)
     if name not in SHAPED:
         return ()
     layout = rank.layout
@@ -66,6 +73,27 @@ def shaped_states(rank: Rank) -> tuple[Line, ...]:
             elements=elements,
             **shards,
             note=f"whole up to {limit:,.0f} a side" if name == "soap" else f"blocks of {block:,.0f}",
+        ),
+    )
+
+
+def _embedding_states(rank: Rank) -> tuple[Line, ...]:
+    """The table's states in fp32, which transformers' Trainer asks for, beside all parameters' in 8 bit."""
+    recipe, layout = rank.recipe, rank.layout
+    table = rank.stage.embedding.sharded / layout.tp
+    if recipe.framework != "hf" or recipe.year < WIDE_EMBEDDINGS_YEAR or recipe.adapters is not None:
+        return ()
+    if not table or "embedding" in recipe.frozen:
+        return ()
+    return (
+        compute(
+            "embedding_states",
+            opt.wide_embedding_state_bytes,
+            params=table,
+            wide_bytes=4 * EIGHT_BIT[recipe.optimizer],
+            narrow_bytes=recipe.optimizer_bytes,
+            shard=layout.shard,
+            zero_stage=layout.zero_stage,
         ),
     )
 
