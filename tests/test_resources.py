@@ -296,7 +296,7 @@ def busy(pid: int) -> float:
     "words",
     [
         ["size", "models/llama-3-70b", "--task", "serve", "--unpriced"],
-        ["plan", "models/gpt3-175b", "--gpus", "128x8xH100", "--set", "run.framework=megatron"],
+        ["plan", "megatron-1t", "--search"],
         ["validate"],
         ["catalog", "check"],
     ],
