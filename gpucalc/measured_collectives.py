@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from gpucalc.catalog import Catalog
@@ -25,7 +24,6 @@ from gpucalc.spec.fleet import FleetPart
 from gpucalc.spec.hardware import Cluster
 from gpucalc.units import GB
 
-FOLDER = "collectives"
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "send_recv")
 LARGE_BYTES = 10**6  # what the summaries split at
 LARGE, SMALL = ">= 1 MB", "< 1 MB"
@@ -63,15 +61,6 @@ class Comparison:
 def is_collective(row: Row) -> bool:
     """Whether a row measured a collective, not a training run."""
     return "op" in row.data
-
-
-def shipped(catalog: Catalog) -> tuple[Path, ...]:
-    """The collective measurements of the catalogue, one file for each kind of source."""
-    for root in catalog.roots:
-        folder = Path(root) / "measurements" / FOLDER
-        if folder.is_dir():
-            return tuple(sorted(folder.glob("*.yaml")))
-    return ()
 
 
 class CollectivePlanner:

@@ -21,22 +21,21 @@ from gpucalc.catalog import Catalog
 from gpucalc.errors import GpucalcError, InputError
 from gpucalc.graph import Attention
 from gpucalc.measured import (
+    COLLECTIVES,
+    SERVING,
+    TRAINING,
     Conventions,
-    Meter,
-    Network,
-    Normaliser,
-    Ready,
     Row,
     Skip,
-    conventions_of,
     is_number,
     read_rows,
     shipped,
 )
 from gpucalc.measured_collectives import LARGE, SMALL, CollectivePlanner, Comparison, is_collective
-from gpucalc.measured_collectives import shipped as shipped_collectives
-from gpucalc.measured_serving import ServingNormaliser, is_serving
-from gpucalc.measured_serving import shipped as shipped_serving
+from gpucalc.measured_deployments import ServingNormaliser
+from gpucalc.measured_meters import Meter
+from gpucalc.measured_runs import Network, Normaliser, Ready, conventions_of
+from gpucalc.measured_serving import is_serving
 from gpucalc.plan.answer import Level
 from gpucalc.plan.evaluate import UNMEASURED_ERROR, ErrorTable, Subject, hopper_or_later, level_of
 from gpucalc.plan.memory import allocated_peak, memory_peak, reserved_peak
@@ -503,9 +502,9 @@ def validate(
 
 
 def _shipped(catalog: Catalog, quantities: Sequence[str]) -> list[Path]:
-    runs = shipped(catalog) if any(name in RUN_QUANTITIES for name in quantities) else ()
-    curves = shipped_collectives(catalog) if "collective" in quantities else ()
-    served = shipped_serving(catalog) if any(name in SERVING_QUANTITIES for name in quantities) else ()
+    runs = shipped(catalog, TRAINING) if any(name in RUN_QUANTITIES for name in quantities) else ()
+    curves = shipped(catalog, COLLECTIVES) if "collective" in quantities else ()
+    served = shipped(catalog, SERVING) if any(name in SERVING_QUANTITIES for name in quantities) else ()
     return [*runs, *curves, *served]
 
 

@@ -20,15 +20,8 @@ from gpucalc.errors import GpucalcError, InputError
 from gpucalc.graph import Graph
 from gpucalc.line import Line
 from gpucalc.measured import Row, Skip
-from gpucalc.measured_serving import (
-    Deployment,
-    Logged,
-    Rate,
-    ServingNormaliser,
-    meaningless,
-    rates_of,
-    undecided,
-)
+from gpucalc.measured_deployments import Deployment, ServingNormaliser
+from gpucalc.measured_serving import Logged, Rate, meaningless, rates_of, undecided
 from gpucalc.plan.serve_memory import serving_memory
 from gpucalc.plan.serve_parts import Logged as MemoryLog
 from gpucalc.plan.serve_resolve import serve_layout, serve_recipe

@@ -18,7 +18,9 @@ LAYERS: list[set[str]] = [
     {"counts", "jobs", "calibration"},
     {"plan"},
     {"search", "search_serving"},
-    {"advise", "advise_serving", "measured", "measured_collectives", "measured_serving", "points", "mixed"},
+    {"advise", "advise_serving", "points", "mixed"}
+    | {"measured", "measured_runs", "measured_meters", "measured_deployments", "measured_serving"}
+    | {"measured_collectives"},
     {"validate", "validate_serving"},
     {"accuracy", "economics"},
     {"planner"},

@@ -10,7 +10,7 @@ import pytest
 
 from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError
-from gpucalc.measured import Row, Skip, read_rows
+from gpucalc.measured import COLLECTIVES, Row, Skip, read_rows, shipped
 from gpucalc.measured_collectives import (
     LARGE,
     SMALL,
@@ -19,7 +19,6 @@ from gpucalc.measured_collectives import (
     bus_factor,
     estimate_s,
     setup_s,
-    shipped,
 )
 from gpucalc.plan.links import Links
 from gpucalc.spec.fleet import FleetPart
@@ -198,7 +197,7 @@ def test_an_exchange_over_two_nodes_is_bound_by_the_card(catalog: Catalog) -> No
 
 
 def test_every_row_is_compared_or_has_a_reason(published: Report, catalog: Catalog) -> None:
-    rows = read_rows(shipped(catalog))
+    rows = read_rows(shipped(catalog, COLLECTIVES))
     assert published.rows == len(rows) == 189
     assert len({each.id for each in rows}) == len(rows)
     assert len(published.points) == 1569

@@ -11,16 +11,8 @@ import pytest
 from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError
 from gpucalc.measured import Row, Skip, read_rows
-from gpucalc.measured_serving import (
-    NEAREST_ENGINE,
-    Deployment,
-    Logged,
-    Rate,
-    ServingNormaliser,
-    meaningless,
-    rates_of,
-    undecided,
-)
+from gpucalc.measured_deployments import NEAREST_ENGINE, Deployment, ServingNormaliser
+from gpucalc.measured_serving import Logged, Rate, meaningless, rates_of, undecided
 from gpucalc.points import Point, statistics
 from gpucalc.spec.job import ServeRun
 from gpucalc.units import GIB

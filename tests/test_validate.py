@@ -10,17 +10,8 @@ import pytest
 
 from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError
-from gpucalc.measured import (
-    Convention,
-    Conventions,
-    Network,
-    Normaliser,
-    Ready,
-    Row,
-    Skip,
-    conventions_of,
-    read_rows,
-)
+from gpucalc.measured import Convention, Conventions, Row, Skip, read_rows
+from gpucalc.measured_runs import Network, Normaliser, Ready, conventions_of
 from gpucalc.points import Point, Skipped, statistics, weighted_quantile
 from gpucalc.spec.job import TrainRun
 from gpucalc.units import GB, GIB

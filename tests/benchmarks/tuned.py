@@ -23,7 +23,8 @@ from gpucalc.accuracy import error_table
 from gpucalc.catalog import Catalog, open_catalog
 from gpucalc.errors import GpucalcError, Infeasible
 from gpucalc.layouts import opened
-from gpucalc.measured import Normaliser, Ready, Row, Skip, conventions_of, read_rows, shipped
+from gpucalc.measured import TRAINING, Row, Skip, read_rows, shipped
+from gpucalc.measured_runs import Normaliser, Ready, conventions_of
 from gpucalc.plan.evaluate import ErrorTable, Subject
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
 from gpucalc.plan.time import step_time
@@ -64,7 +65,7 @@ def rows_of(catalog: Catalog) -> Iterator[tuple[Row, Ready]]:
     """The fastest row of those groups for each model, fleet, precision, length and batch."""
     normaliser = Normaliser(catalog, conventions_of(catalog))
     fastest: dict[Any, tuple[float, Row, Ready]] = {}
-    for row in read_rows(path for path in shipped(catalog) if path.stem in GROUPS):
+    for row in read_rows(path for path in shipped(catalog, TRAINING) if path.stem in GROUPS):
         ready, speed = normaliser.job_of(row), speed_of(row)
         if isinstance(ready, Skip) or ready.memory_only is not None or not isinstance(speed, Reading):
             continue
