@@ -17,7 +17,8 @@ SHAPED = ("adafactor", "muon", "soap", "shampoo")
 
 # States per parameter of bitsandbytes' 8-bit optimizers.
 EIGHT_BIT = {"adamw-8bit": 2, "lion-8bit": 1}
-WIDE_EMBEDDINGS_YEAR = 2023
+# Until 4.47 (December 2024) the Trainer looked for a class that bitsandbytes' AdamW is not.
+WIDE_EMBEDDINGS_YEAR = 2025
 
 
 def shaped_states(rank: Rank) -> tuple[Line, ...]:
