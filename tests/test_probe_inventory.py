@@ -85,6 +85,11 @@ def test_mig_instances_are_listed() -> None:
     assert card.value("mig") is True
     assert [one["uuid"] for one in card.value("mig_instances")] == ["MIG-1234", "MIG-1234"]
     assert card.value("mig_instances")[0]["memory_bytes"] == 42 * 10**9
+    one = take(
+        FakeNvml([{**H100, "MigMode": [1, 1], "instances": [part]}]), {"CUDA_VISIBLE_DEVICES": "MIG-12"}
+    )
+    assert one.visible == (0,)
+    assert "one MIG instance of GPU 0" in one.notes[0]
 
 
 def test_an_old_driver_answers_under_the_old_name() -> None:
@@ -213,13 +218,15 @@ UUIDS = ["GPU-aaaa-1", "GPU-aabb-2", None, "GPU-cccc-4"]
         ("0,9,1", (0,), "'9' names no GPU"),
         ("GPU-aa", (), "names no GPU"),  # fits two cards
         ("1,1", (1,), "twice the same"),
-        ("MIG-77", (), "MIG instance"),
+        ("MIG-77", (), "is no MIG instance of these cards"),
+        ("MIG-aa", (2,), "one MIG instance of GPU 2"),
+        ("0,MIG-aa", (0,), "one more, a MIG instance"),
     ],
 )
 def test_cuda_visible_devices_reads_as_cuda_reads_it(
     variable: str | None, seen: tuple[int, ...], said: str | None
 ) -> None:
-    found, note = visible(variable, UUIDS)
+    found, note = visible(variable, UUIDS, {"MIG-aa-1": 2})
     assert found == seen
     assert (note is None) if said is None else said in str(note)
 

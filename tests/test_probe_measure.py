@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +365,7 @@ def test_two_gpus_are_measured_by_two_processes_and_named_as_the_catalogue_has_t
         return Outcome(tuple(points), None)
 
     fake = FakeNvml([RTX4090, H100, H100])
+    parted = FakeNvml([{**H100, "MigMode": [1, 1]}] * 2)
     monkeypatch.setattr("gpucalc.probe.command.library", lambda: fake)
     monkeypatch.setattr("gpucalc.probe.command.find_spec", lambda _: True)
     monkeypatch.setattr("gpucalc.probe.command.launch", stands_in)
@@ -375,5 +377,9 @@ def test_two_gpus_are_measured_by_two_processes_and_named_as_the_catalogue_has_t
     assert (found.machine.gpu, found.machine.gpus) == ("h100-sxm-80gb", 2)
     assert (found.machine.driver, found.machine.nccl) == ("570.124.06", "2.27.3")
     assert found.collectives is not None
+    monkeypatch.setattr("gpucalc.probe.command.library", lambda: parted)
+    part = measure(replace(options, output=tmp_path / "mig.yaml"), open_catalog(), environment={})
+    assert part is not None
+    assert part.calibration.machine.gpu is None  # a MIG instance's rates are no card's
     held = open_catalog().cluster([(None, 2, "h100-sxm-80gb")]).intra.ramp.value
     assert found.collectives.ops["all_reduce"].ramp.value == held  # a curve does not tell it

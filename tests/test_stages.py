@@ -404,8 +404,10 @@ def test_stages_are_planned_for_the_cards_at_hand() -> None:
     small = stages.prepared(asked("models/gpt2", "1h", None, None), known, mixed, ranks=2, nodes=1)
     assert small.alone.plan.verdict.capacity.value < 26e9  # the card that holds least sizes it
     unknown = inventory(FakeNvml([{**H100, "Name": "GRID A100D-80C"}]), known, {}, Path("/nowhere"))
-    with pytest.raises(CannotMeasure, match="nothing can be planned for GPU 0"):
-        stages.prepared(asked("models/gpt2", "1h", None, None), known, unknown, ranks=1, nodes=1)
+    parted = inventory(FakeNvml([{**H100, "MigMode": [1, 1]}]), known, {}, Path("/nowhere"))
+    for cards, words in ((unknown, "GPU 0: .*--catalog"), (parted, "GPU 0: MIG is on")):
+        with pytest.raises(CannotMeasure, match=words):
+            stages.prepared(asked("models/gpt2", "1h", None, None), known, cards, ranks=1, nodes=1)
 
 
 def test_a_card_is_watched_field_by_field() -> None:

@@ -125,7 +125,7 @@ def _written(
     machine = MeasuredMachine(
         device="cuda" if cards else "cpu",
         name=software["name"],
-        gpu=card.entry if card else None,
+        gpu=card.entry if card and not card.value("mig") else None,  # a part of a card is none of them
         gpus=ranks if cards else 0,
         driver=cards.driver.value if cards else None,
         cuda=software.get("cuda"),

@@ -99,7 +99,8 @@ def inventory(
         near = numa_nodes(root)
         cards = tuple(_card(nvml, index, handle, near, catalog) for index, handle in enumerate(handles))
         joined = pairs(nvml, [handle.value for handle in handles])
-    seen, said = visible(env.get("CUDA_VISIBLE_DEVICES"), [card.value("uuid") for card in cards])
+    parts = {part["uuid"]: card.index for card in cards for part in card.value("mig_instances") or ()}
+    seen, said = visible(env.get("CUDA_VISIBLE_DEVICES"), [card.value("uuid") for card in cards], parts)
     notes = [said] if said else []
     names = {card.value("name") for card in cards}
     order = env.get("CUDA_DEVICE_ORDER", "FASTEST_FIRST")

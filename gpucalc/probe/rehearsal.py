@@ -152,8 +152,8 @@ def soak(group: Group, settings: Mapping[str, Any], span: Span) -> Iterator[Poin
             while True:
                 number, steps = number + 1, steps + 1
                 losses.append(trainer.step())
-                if _any(group, perf_counter() - begun >= look_s):  # all ranks stop after the same step
-                    break
+                if _any(group, perf_counter() - begun >= min(look_s, ends - over)):
+                    break  # all ranks after the same step
             device.synchronize()
             spent += perf_counter() - begun
             looks = gathered(group, {"pace_s": pace, "since_s": monotonic() - start})

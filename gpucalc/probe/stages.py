@@ -79,9 +79,12 @@ def _entries(cards: Inventory | None, ranks: int, nodes: int | None) -> list[str
     seen = [cards.cards[index] for index in cards.visible[:each]]
     for card in seen:
         if card.entry is None:
-            raise CannotMeasure(
-                f"nothing can be planned for GPU {card.index}: {card.entry_note}; describe it in --catalog"
-            )
+            why = f"{card.entry_note}; describe it in --catalog"
+        elif card.value("mig"):
+            why = "MIG is on, and a part of a card is in no catalogue"
+        else:
+            continue
+        raise CannotMeasure(f"nothing can be planned for GPU {card.index}: {why}")
     names = [str(card.entry) for card in seen]
     return (names * ranks)[:ranks]
 
