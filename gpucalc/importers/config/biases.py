@@ -20,6 +20,7 @@ _NOT_OUTPUT = frozenset(
         "helium",
         "recurrent_gemma",
         "solar_open",
+        "sarvam_moe",
     }
 )
 _NO_ATTENTION_BIAS = frozenset({"afmoe", "nemotron_h"})
@@ -104,6 +105,11 @@ def _own(c: Reader, key: str, fields: dict[str, Any]) -> None:
         fields["parallel_block"], fields["norms_per_block"] = True, 1
     elif key == "opt":
         _opt(c, fields)
+    elif key == "apertus" and c.config.get("hidden_act") not in (None, "xielu"):
+        problem = "Apertus with another activation than its own, which has weights"
+        raise UnsupportedModel(problem, where=c.where, key=c.prefix + "hidden_act")
+    elif key == "hyperclovax" and c.get("use_post_norm") is False:
+        fields["norms_per_block"] = 2
     elif key == "helium":
         if fields["head_dim"] and fields["head_dim"] * fields["heads"] != fields["hidden"]:
             problem = "heads that are not as wide together as the model have no drawing"

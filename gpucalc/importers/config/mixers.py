@@ -77,15 +77,16 @@ def _linear(c: Reader, key: str, fields: dict[str, Any]) -> dict[str, Any] | Non
             "conv": c.need("linear_conv_kernel_dim"),
         }
     if key == "kimi_linear":
-        inner = c.group("linear_attn_config") or c  # as published, and as the library has it
-        heads, width = inner.need("linear_num_heads", "num_heads"), inner.need("linear_head_dim", "head_dim")
+        inner = c.group("linear_attn_config")  # as published; the library has the keys outside
+        part, start = (c, "linear_") if inner is None else (inner, "")
+        heads, width = part.need(f"{start}num_heads"), part.need(f"{start}head_dim")
         return {
             "kind": "kda",
             "key_heads": heads,
             "value_heads": heads,
             "key_dim": width,
             "value_dim": width,
-            "conv": inner.need("linear_conv_kernel_dim", "short_conv_kernel_size"),
+            "conv": part.need("linear_conv_kernel_dim" if inner is None else "short_conv_kernel_size"),
         }
     if key == "minimax":
         width = fields["head_dim"] or fields["hidden"] // fields["heads"]

@@ -72,6 +72,9 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "qwen3_moe": (_EXPERTS,),
     "qwen3_next": ("head_dim", _EXPERTS, "shared_expert_intermediate_size"),
     "qwen3_5": ("head_dim",),
+    "mellum": (_EXPERTS, "head_dim"),
+    "sarvam_mla": (*_LATENT, _ROUTED, _SHARED, _DENSE),
+    "sarvam_moe": ("head_dim", "use_qk_norm", _ROUTED, _SHARED, _DENSE),
     "solar_open": ("head_dim", _ROUTED, _SHARED),
     "vaultgemma": ("head_dim",),
     "youtu": _LATENT,
@@ -79,7 +82,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
 # Families whose class takes one key-value head per query head where the file says none.
 _ONE_EACH = frozenset({
     "arcee", "apertus", "baichuan", "chatglm", "cohere", "cohere2", "cohere2_moe", "dbrx", "deepseek_moe",
-    "exaone4", "exaone_moe", "falcon", "flex_olmo", "gpt_bigcode", "granite", "granitemoe",
+    "exaone4", "exaone_moe", "falcon", "flex_olmo", "gpt_bigcode", "hyperclovax", "granite", "granitemoe",
     "granitemoehybrid", "granitemoeshared", "hunyuan_v1_dense", "hunyuan_v1_moe", "internlm2", "jais2",
     "llama", "llava", "minicpm", "mpt", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmo_hybrid",
     "olmoe", "persimmon", "phi", "phi3", "qwen", "recurrent_gemma", "stablelm", "yi",
