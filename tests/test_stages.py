@@ -181,9 +181,18 @@ def test_a_record_survives_a_torn_last_line(tmp_path: Path) -> None:
     assert [record["kind"] for record in again.records] == ["stages", "window"]
     again.add({"kind": "window", "window": 2})
     assert [record.get("window") for record in read(path)[0]] == [None, 1, 2]
-    path.write_text("not json\n")
-    with pytest.raises(InputError, match="line 1 is not of a record"):
-        Journal(path)
+    for text, words in (
+        ("somebody's notes", "is no record"),
+        ("not json\n", "is no record"),
+        ('{"kind": "window"}\n', "is no record"),
+        ('{"kind": "stages", "job": "x"}\nnot json\n', "line 2 is not of a record"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError, match=words):
+            Journal(path)
+        assert path.read_text() == text  # nothing is cut off another file
+    path.write_text('{"kind": "stag')
+    assert Journal(path).records == []
 
 
 def head(**more: Any) -> Document:

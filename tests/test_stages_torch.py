@@ -250,3 +250,25 @@ def test_a_fault_under_torchrun_is_named_and_what_was_measured_kept(fault: str, 
     found = read_calibration(file)
     assert "rank 1" in str(found.incomplete)
     assert found.points
+
+
+def test_stages_start_under_srun_on_every_rank(tmp_path: Path) -> None:
+    record = tmp_path / "r.jsonl"
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "127.0.0.1"}
+    port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    line = [sys.executable, "-m", "gpucalc", "probe", "--device", "cpu", "--quick", *JOB, "--soak", "1s"]
+    ranks = [
+        subprocess.Popen(
+            [*line, "-o", str(record)],
+            env={**ENVIRONMENT, **step, **port, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert "gpt2 on 2 processes of a CPU" in said[0][0]
+    assert said[1] == ("", "")  # the first rank speaks for all
+    kinds = [line["kind"] for line in read(record)[0]]
+    assert kinds.count("stage") == 2
+    assert kinds[-1] == "summary"

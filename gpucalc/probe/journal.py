@@ -17,6 +17,8 @@ from gpucalc.errors import InputError
 VERSION = 1
 MAX_BYTES = 512 * 2**20  # three days of eight cards write under 20 MB
 Record = dict[str, Any]
+_FIRST = b'{"kind": "stages"'  # how every record begins
+_LEGAL = "a file written by gpucalc probe --stages"
 
 
 class Journal:
@@ -56,16 +58,14 @@ def read(path: Path) -> tuple[list[Record], int]:
         raise InputError(f"cannot be read: {error.strerror}", where=where) from None
     whole = text.rfind(b"\n") + 1
     records: list[Record] = []
+    if text and not text.startswith(_FIRST[: len(text)]):  # never cut somebody else's file
+        raise InputError("is no record of stages", where=where, legal=_LEGAL)
     for number, line in enumerate(text[:whole].splitlines(), 1):
         try:
             record = json.loads(line)
         except ValueError:
             record = None
         if not isinstance(record, dict) or "kind" not in record:
-            raise InputError(
-                f"line {number} is not of a record of stages",
-                where=where,
-                legal="a file written by gpucalc probe --stages",
-            )
+            raise InputError(f"line {number} is not of a record of stages", where=where, legal=_LEGAL)
         records.append(record)
     return records, whole
