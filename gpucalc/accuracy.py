@@ -48,9 +48,9 @@ def error_table(catalog: Catalog) -> ErrorTable:
 
 def recorded(report: Report) -> dict[str, dict[str, dict[str, Any]]]:
     """The table of a report: quantity, framework, figures. Plans quote the errors of runs alone."""
-    from gpucalc.validate import RUN_QUANTITIES
+    from gpucalc.validate_training import QUANTITIES
 
-    kept = (*RUN_QUANTITIES, *SERVING)
+    kept = (*QUANTITIES, *SERVING)
     return {
         quantity: {
             framework: {

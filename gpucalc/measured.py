@@ -50,6 +50,17 @@ class Row:
         return str(known or "ungrouped")
 
     @property
+    def gpu(self) -> str:
+        """The GPU's name in the row's words, without counts; empty when it names none."""
+        return re.sub(r"^(?:\d+x)+", "", str(self.data.get("gpus") or self.data.get("gpu") or ""))
+
+    @property
+    def model(self) -> str:
+        """The model's name in the row's words."""
+        model = self.data.get("model")
+        return str(model.get("name") or "unnamed") if isinstance(model, Mapping) else str(model)
+
+    @property
     def run(self) -> Mapping[str, Any]:
         """The `run` group, empty when the row has none."""
         run = self.data.get("run")

@@ -11,7 +11,8 @@ from gpucalc.__main__ import main
 from gpucalc.points import Point, Skipped
 from gpucalc.report import validation
 from gpucalc.report.screen import render
-from gpucalc.validate import FitCase, Report
+from gpucalc.validate import Report
+from gpucalc.validate_training import FitCase
 
 Capture = pytest.CaptureFixture[str]
 

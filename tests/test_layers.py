@@ -21,7 +21,8 @@ LAYERS: list[set[str]] = [
     {"advise", "advise_serving", "points", "mixed"}
     | {"measured", "measured_runs", "measured_meters", "measured_deployments", "measured_serving"}
     | {"measured_collectives"},
-    {"validate", "validate_serving"},
+    {"estimate_serving", "estimate_training"},
+    {"validate", "validate_collectives", "validate_serving", "validate_training"},
     {"accuracy", "economics"},
     {"planner"},
     {"diff", "doctor", "explain", "trace", "claims", "scale", "documents", "layouts"}

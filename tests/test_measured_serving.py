@@ -10,6 +10,7 @@ import pytest
 
 from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError
+from gpucalc.estimate_serving import Memory
 from gpucalc.measured import Row, Skip, read_rows
 from gpucalc.measured_deployments import NEAREST_ENGINE, Deployment, ServingNormaliser
 from gpucalc.measured_serving import Logged, Rate, meaningless, rates_of, undecided
@@ -17,14 +18,7 @@ from gpucalc.points import Point, statistics
 from gpucalc.spec.job import ServeRun
 from gpucalc.units import GIB
 from gpucalc.validate import Report, validate
-from gpucalc.validate_serving import (
-    QUANTITIES,
-    Memory,
-    Start,
-    compare_serving,
-    promises_broken,
-    start_counts,
-)
+from gpucalc.validate_serving import QUANTITIES, Start, compare_serving, promises_broken, start_counts
 
 CATALOGS = Path(__file__).parent.parent / "catalogs"
 

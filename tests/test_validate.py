@@ -10,24 +10,14 @@ import pytest
 
 from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError
+from gpucalc.estimate_training import Estimate
 from gpucalc.measured import Convention, Conventions, Row, Skip, read_rows
 from gpucalc.measured_runs import Network, Normaliser, Ready, conventions_of
 from gpucalc.points import Point, Skipped, statistics, weighted_quantile
 from gpucalc.spec.job import TrainRun
 from gpucalc.units import GB, GIB
-from gpucalc.validate import (
-    RUN_QUANTITIES,
-    Bounds,
-    Estimate,
-    FitCase,
-    Reading,
-    Report,
-    compare,
-    fit_counts,
-    parse_where,
-    speed_of,
-    validate,
-)
+from gpucalc.validate import Bounds, Report, parse_where, validate
+from gpucalc.validate_training import QUANTITIES, FitCase, Reading, compare_training, fit_counts, speed_of
 
 CATALOGS = Path(__file__).parent.parent / "catalogs"
 
@@ -166,7 +156,7 @@ def test_a_verdict_needs_what_it_rests_on(normaliser: Normaliser) -> None:
         row(id="optimizer", measured=ran, **{"run.optimizer": None, "run.framework": "fsdp"}),
         row(id="stage", measured=ran, **{"run.zero_stage": None, "run.framework": "deepspeed"}),
     ]
-    report = compare(rows, normaliser=normaliser, estimator=fixed, quantities=("peak_memory",))
+    report = compare_training(rows, normaliser=normaliser, estimator=fixed, quantities=("peak_memory",))
     assert [case.id for case in report.fits] == ["whole", "usual"]
     assert [(one.id, one.quantity, one.reason) for one in report.undecided] == [
         ("recompute", "fits", "run.recompute not stated"),
@@ -442,6 +432,12 @@ def fixed(ready: Ready, speed: bool) -> Estimate:
     return ESTIMATE if speed else Estimate(*(40.0, 42.0, 43.0, 79.0), arch="ampere", gpus=8)
 
 
+def reported(rows: list[Row], normaliser: Normaliser) -> Report:
+    """The report of rows whose estimates are all the same."""
+    found = compare_training(rows, normaliser=normaliser, estimator=fixed)
+    return Report(len(rows), found.points, found.skipped, found.fits, undecided=found.undecided)
+
+
 def test_comparison_makes_points_and_skips(normaliser: Normaliser) -> None:
     rows = [
         row(id="speed", measured={"tokens_per_s_per_gpu": 4096, "oom": False}),
@@ -449,7 +445,7 @@ def test_comparison_makes_points_and_skips(normaliser: Normaliser) -> None:
         row(id="lacks", measured={"tokens_per_s_per_gpu": 1}, gpus=None),
         row(id="ran-out", measured={"oom": True}),
     ]
-    report = compare(rows, normaliser=normaliser, estimator=fixed)
+    report = reported(rows, normaliser)
     assert [(p.id, p.quantity, round(p.ratio, 3)) for p in report.points] == [
         ("speed", "throughput", 2.0),
         ("both", "peak_memory", 1.0),
@@ -467,7 +463,7 @@ def test_comparison_makes_points_and_skips(normaliser: Normaliser) -> None:
 
 
 def test_the_document_has_the_agreed_shape(normaliser: Normaliser) -> None:
-    report = compare([row(), row(id="no", gpus=None)], normaliser=normaliser, estimator=fixed)
+    report = reported([row(), row(id="no", gpus=None)], normaliser)
     document = json.loads(json.dumps(report.document()))
     assert document["schema_version"] == 1
     for quantity in ("peak_memory", "throughput"):
@@ -485,7 +481,7 @@ def test_the_document_has_the_agreed_shape(normaliser: Normaliser) -> None:
 
 def test_one_quantity_can_be_asked_for(normaliser: Normaliser) -> None:
     both = row(measured={"tokens_per_s_per_gpu": 8192, "peak_mem_gib": 43})
-    report = compare([both], normaliser=normaliser, estimator=fixed, quantities=("peak_memory",))
+    report = compare_training([both], normaliser=normaliser, estimator=fixed, quantities=("peak_memory",))
     assert [p.quantity for p in report.points] == ["peak_memory"]
 
 
@@ -527,7 +523,7 @@ def test_an_estimate_that_cannot_be_made_is_a_reason(normaliser: Normaliser) -> 
     def refuses(*_: object) -> Estimate:
         raise InputError("cannot run", key="run.tp")
 
-    report = compare([row()], normaliser=normaliser, estimator=refuses)
+    report = compare_training([row()], normaliser=normaliser, estimator=refuses)
     assert report.points == ()
     assert "cannot run" in report.skipped[0].reason
 
@@ -537,7 +533,7 @@ def test_an_estimate_that_cannot_be_made_is_a_reason(normaliser: Normaliser) -> 
 
 @pytest.fixture(scope="module")
 def published(catalog: Catalog) -> Report:
-    return validate(catalog=catalog, quantities=(*RUN_QUANTITIES, "collective"))
+    return validate(catalog=catalog, quantities=(*QUANTITIES, "collective"))
 
 
 def test_every_published_row_is_compared_or_has_a_reason(published: Report) -> None:

@@ -12,8 +12,9 @@ from rich.text import Text
 from gpucalc.points import Point, Statistics
 from gpucalc.report.screen import QUIET, clean, columns, heading, indent, quantity
 from gpucalc.units import percent
-from gpucalc.validate import Report, fit_counts
+from gpucalc.validate import Report
 from gpucalc.validate_serving import start_counts
+from gpucalc.validate_training import fit_counts
 
 _MOST_REASONS = 10
 _SAID = {

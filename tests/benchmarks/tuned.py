@@ -22,6 +22,7 @@ from typing import Any
 from gpucalc.accuracy import error_table
 from gpucalc.catalog import Catalog, open_catalog
 from gpucalc.errors import GpucalcError, Infeasible
+from gpucalc.estimate_training import TrainingPlanner
 from gpucalc.layouts import opened
 from gpucalc.measured import TRAINING, Row, Skip, read_rows, shipped
 from gpucalc.measured_runs import Normaliser, Ready, conventions_of
@@ -33,7 +34,7 @@ from gpucalc.search.space import Space
 from gpucalc.search.worth import Scale
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import TrainRun
-from gpucalc.validate import Planner, Reading, speed_of
+from gpucalc.validate_training import Reading, speed_of
 
 GROUPS = ("korthikanti", "megatronlm", "nemo", "nemo2407", "mbridge", "torchtitan")
 WITHIN = 0.15
@@ -115,7 +116,7 @@ def compare(row: Row, subject: Subject, cluster: Cluster, stated: TrainRun, erro
 def compared(every: int = 1, only: Sequence[str] = ()) -> list[Compared]:
     """Every nth row of the groups, or those named."""
     catalog = open_catalog()
-    planner = Planner(catalog)
+    planner = TrainingPlanner(catalog)
     errors = error_table(catalog)
     found = []
     for number, (row, ready) in enumerate(rows_of(catalog)):
