@@ -62,11 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
         return ExitCode.ANSWERED if leaving.code in (None, 1) else int(leaving.code)
     except GpucalcError as error:
         return _fail(error, str(error), error.exit_code, debug)
-    except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
-        problem = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        return _fail(error, problem, ExitCode.USAGE, debug)
     except OSError as error:
-        if error.errno not in _FULL:
+        if not error.filename and error.errno not in _FULL:
             return _internal(error, debug)
         problem = f"{error.filename or 'the output'}: {error.strerror}"
         return _fail(error, problem, ExitCode.USAGE, debug)
