@@ -19,7 +19,7 @@ from gpucalc.counts import count
 from gpucalc.errors import InputError, UnsupportedModel
 from gpucalc.importers.gguf import TYPES, read_gguf
 from gpucalc.importers.safetensors import read_header, read_index
-from gpucalc.importers.weights import from_gguf, measured, parameters
+from gpucalc.importers.weights import ARCHITECTURES, from_gguf, measured, parameters
 from gpucalc.jobs import resolve
 from gpucalc.plan.weight_formats import weight_format
 from gpucalc.spec.job import ServeRun
@@ -229,6 +229,32 @@ def test_the_gguf_package_agrees(tmp_path: Path) -> None:
     assert theirs == {tensor.name: (tensor.dtype, tensor.bytes) for tensor in read_gguf(path).tensors}
     sizes = {int(kind): tuple(size) for kind, size in package.constants.GGML_QUANT_SIZES.items()}
     assert {number: (block, size) for number, (_, block, size) in TYPES.items()}.items() <= sizes.items()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_metadata_of_every_known_architecture_describes_a_model(name: str, tmp_path: Path) -> None:
+    """What llama.cpp writes for it is enough: no key of a config.json is missed that it does not have."""
+    keys: dict[str, Any] = {
+        "general.architecture": name, f"{name}.block_count": 2, f"{name}.embedding_length": 256,
+        f"{name}.feed_forward_length": 512, f"{name}.attention.head_count": 4,
+        f"{name}.attention.head_count_kv": 1 if name == "falcon" else 2, f"{name}.context_length": 2048,
+        f"{name}.attention.key_length": 64,
+    }  # fmt: skip
+    if name in ("gemma2", "gemma3", "gpt-oss"):
+        keys[f"{name}.attention.sliding_window"] = 128
+    if name in ("qwen2moe", "qwen3moe", "olmoe", "gpt-oss", "deepseek2"):
+        keys |= {f"{name}.expert_count": 8, f"{name}.expert_used_count": 2,
+                 f"{name}.expert_feed_forward_length": 128}  # fmt: skip
+    if name == "qwen2moe":
+        keys[f"{name}.expert_shared_feed_forward_length"] = 256
+    if name == "deepseek2":
+        keys |= {f"{name}.attention.kv_lora_rank": 32, f"{name}.rope.dimension_count": 16,
+                 f"{name}.attention.value_length": 48, f"{name}.leading_dense_block_count": 1}  # fmt: skip
+    imported, _ = from_gguf(gguf(tmp_path / "tiny.gguf", keys=keys))
+    graph = build_graph(imported.spec)
+    assert len(graph.trunk.layers) == 2
+    assert graph.embedding is not None
+    assert (graph.embedding.vocab, graph.embedding.width) == (64, 256)
 
 
 def test_a_gguf_file_is_a_job(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def parameters(tensors: Iterable[Tensor], bits: int | None = None) -> int:
 # -- GGUF -----------------------------------------------------------------------------------------
 
 # llama.cpp's architectures that are a known architecture under another name.
-_ARCHITECTURES = {
+ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe",
     "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "phi3": "phi3", "phi2": "phi",
     "starcoder2": "starcoder2", "falcon": "falcon", "gpt2": "gpt2", "bloom": "bloom", "mpt": "mpt",
@@ -137,10 +137,10 @@ def _config(read: Gguf, where: str) -> tuple[dict[str, Any], list[str]]:
     name = facts.get("general.architecture")
     if not isinstance(name, str):
         raise InputError("missing", where=where, key="general.architecture")
-    if name not in _ARCHITECTURES:
+    if name not in ARCHITECTURES:
         raise UnsupportedModel(
             "no drawing for this architecture", where=where, key="general.architecture", given=name,
-            legal=", ".join(_ARCHITECTURES),
+            legal=", ".join(ARCHITECTURES),
         )  # fmt: skip
 
     def fact(key: str) -> Any:
@@ -153,7 +153,7 @@ def _config(read: Gguf, where: str) -> tuple[dict[str, Any], list[str]]:
 
     shapes = {tensor.name: tensor.shape for tensor in read.tensors}
     heads, experts = fact("attention.head_count"), fact("expert_count")
-    model_type = _ARCHITECTURES[name]
+    model_type = ARCHITECTURES[name]
     if model_type == "llama" and experts:
         model_type = "mixtral"
     table = shapes.get("token_embd.weight")
@@ -182,6 +182,14 @@ def _config(read: Gguf, where: str) -> tuple[dict[str, Any], list[str]]:
     }
     if model_type == "qwen2":
         config["use_sliding_window"] = False
+    if model_type == "falcon":  # two norms before a layer's parts: the second architecture
+        kv = fact("attention.head_count_kv")
+        config |= {
+            "multi_query": kv == 1,
+            "parallel_attn": True,
+            "new_decoder_architecture": "blk.0.attn_norm_2.weight" in shapes,
+            "num_kv_heads": kv,
+        }
     assumed: list[str] = []
     low = fact("attention.kv_lora_rank")
     if low:
