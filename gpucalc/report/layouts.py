@@ -17,8 +17,15 @@ from gpucalc.report.screen import QUIET, clean, columns, heading, indent, whole
 HEADS = {
     "tp": ("tp", 1), "pp": ("pp", 1), "vpp": ("vpp", 1), "cp": ("cp", 1), "ep": ("ep", 1), "etp": ("etp", 1),
     "dp": ("dp", None), "zero_stage": ("zero", None), "micro_batch": ("mb", None),
-    "recompute": ("recompute", "none"), "sequence_parallel": ("sp", False), "offload": ("offload", "none"),
+    "recompute": ("recomp", "none"), "sequence_parallel": ("sp", False), "offload": ("offload", "none"),
     "schedule": ("schedule", None),
+}  # fmt: skip
+# Words that would push a table of every key past eighty columns.
+SHORT = {
+    "selective": "sel", "selective-op": "sel-op", "selective-layer": "sel-layer", "zero-bubble": "zb",
+    "dualpipe-v": "dual-v", "interleaved": "1f1b", "optimizer-cpu": "opt", "params+optimizer-cpu": "opt+par",
+    "activations-cpu": "act", "optimizer+gradients-cpu": "opt+grad", "optimizer-nvme": "nvme",
+    "params+optimizer-nvme": "nvme+par",
 }  # fmt: skip
 LEAST_SHARE = 0.002  # of the step: smaller differences between two layouts are not listed
 
@@ -40,6 +47,8 @@ def report(found: Layouts, command: str) -> RenderableType:
         parts.append(indent(_table(found.front, None)))
     if found.sizes:
         parts += [Text(), heading("Fewer of the same GPUs"), indent(_sizes(found.sizes))]
+    if any(row.level is Level.MARGINAL for row in (*found.options, *found.front)):
+        parts += [Text(), Text("~ marginal: fits or not within the expected error of memory", QUIET)]
     return Group(*parts, Text(), *_again(found, command))
 
 
@@ -76,9 +85,9 @@ def _table(options: Sequence[Option], own: Option | None) -> RenderableType:
     for row in rows:
         mark = _mark(row, fastest) + (" yours" if row is own else "")
         table.add_row(
-            *(_value(row.keys[key]).removesuffix("-cpu") for key in keys),
+            *(SHORT.get(value := _value(row.keys[key]), value) for key in keys),
             "" if row.step_s is None else units.seconds(row.step_s),
-            f"{row.needed_bytes / units.GIB:,.1f}",
+            f"{row.needed_bytes / units.GIB:,.1f}{'~' if row.level is Level.MARGINAL else ' '}",
             mark.strip(),
         )
     return table
@@ -95,11 +104,10 @@ def idle(key: str, keys: Mapping[str, Any]) -> bool:
 def _mark(row: Option, fastest: float | None) -> str:
     if row.level is Level.DOES_NOT_FIT:
         return "does not fit"
-    words = "marginal" if row.level is Level.MARGINAL else ""
-    if row.step_s is not None and fastest is not None and row.step_s != fastest:
-        slower = row.step_s / fastest - 1
-        words = f"{'+' if slower >= 0 else '-'}{abs(slower):.1%} {words}"
-    return words
+    if row.step_s is None or fastest is None or row.step_s == fastest:
+        return ""
+    slower = row.step_s / fastest - 1
+    return f"{'+' if slower >= 0 else '-'}{abs(slower):.{0 if abs(slower) >= 1 else 1}%}"
 
 
 def _value(value: Any) -> str:
