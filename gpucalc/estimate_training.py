@@ -9,7 +9,7 @@ from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError
 from gpucalc.graph import Attention
 from gpucalc.measured_runs import Network, Ready
-from gpucalc.plan.evaluate import Subject, hopper_or_later
+from gpucalc.plan.evaluate import Subject, ampere_or_later, hopper_or_later
 from gpucalc.plan.memory import allocated_peak, memory_peak, reserved_peak
 from gpucalc.plan.rates import sample_flops, sample_tokens
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
@@ -105,7 +105,12 @@ class TrainingPlanner:
         layout, _ = resolve_layout(run, graph, gpus=cluster.count)
         recipe = resolve_recipe(run, graph)
         peak = memory_peak(
-            graph, layout, recipe, hopper_or_later=hopper_or_later(cluster), nvlink=cluster.nvlink_domain > 1
+            graph,
+            layout,
+            recipe,
+            hopper_or_later=hopper_or_later(cluster),
+            ampere_or_later=ampere_or_later(cluster),
+            nvlink=cluster.nvlink_domain > 1,
         )
         memory: dict[str, Any] = {
             "allocated_bytes": allocated_peak(peak.tree),

@@ -10,7 +10,7 @@ from gpucalc.builders.build import build_graph
 from gpucalc.catalog import open_catalog
 from gpucalc.errors import InputError
 from gpucalc.line import Line
-from gpucalc.plan.evaluate import network_notes
+from gpucalc.plan.evaluate import ampere_or_later, hopper_or_later, network_notes
 from gpucalc.plan.host import host_memory
 from gpucalc.plan.memory import memory_peak, meters
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
@@ -315,3 +315,28 @@ def test_a_networks_notes_say_what_is_left_out() -> None:
     assert "recompute" not in told(network)
     assert "recompute full changes nothing" in told(network, recompute="full")
     assert not told(GRAPH, recompute="full")
+
+
+def test_a_context_takes_what_version_and_architecture_load() -> None:
+    def context(year: int, **known: bool) -> float:
+        run = TrainRun.read({"framework": "ddp", "seq_len": 256, "micro_batch": 1, "year": year})
+        settled, _ = settle(run)
+        layout, _ = resolve_layout(settled, GRAPH, gpus=1)
+        recipe = resolve_recipe(settled, GRAPH)
+        tree = memory_peak(GRAPH, layout, recipe, hopper_or_later=False, **known).tree
+        return float(tree.children[0].children[0].child("cuda_context").value)
+
+    assert context(2022, ampere_or_later=True) == 1573 * 2**20
+    assert context(2022, ampere_or_later=False) == 1343 * 2**20
+    assert context(2024, ampere_or_later=True) == context(2024, ampere_or_later=False) == 512 * 2**20
+
+
+def test_architectures_are_told_by_compute_capability() -> None:
+    def told(gpu: str) -> tuple[bool, bool]:
+        cluster = CATALOG.cluster([(None, 1, gpu)])
+        return ampere_or_later(cluster), hopper_or_later(cluster)
+
+    assert told("rtx-2080ti") == (False, False)
+    assert told("a100-sxm-80gb") == (True, False)
+    assert told("h100-sxm-80gb") == (True, True)
+    assert told("mi300x") == (True, False)  # not known: as today's

@@ -40,16 +40,28 @@ CUDA_CONTEXT = Line(
     512 * MIB,
     "bytes",
     Kind.ASSUMED,
-    source="pytorch issues 107667, 28394, 20532: 0.3 to 0.6 GiB with lazy loading",
+    source="pytorch issues 107667, 28394, 20532: 0.3 to 0.6 GiB with lazy loading; unsloth-zoo pull 1053,"
+    " RTX 6000 Ada and CUDA 13: 426 MiB for a bare context",
 )
 
-EAGER_CUDA_CONTEXT = Line(
-    "cuda_context_bytes",
-    1343 * MIB,
-    "bytes",
-    Kind.MEASURED,
-    source="transformers performance guide, V100 and PyTorch 1.x: 1,343 MiB for a bare context",
-)
+# With every kernel loaded at start: more on Ampere, of which CUDA 11 brought more kernels.
+EAGER_CUDA_CONTEXT = {
+    "before_ampere": Line(
+        "cuda_context_bytes",
+        1343 * MIB,
+        "bytes",
+        Kind.MEASURED,
+        source="transformers performance guide, V100 and PyTorch 1.x: 1,343 MiB for a bare context",
+    ),
+    "from_ampere": Line(
+        "cuda_context_bytes",
+        1573 * MIB,
+        "bytes",
+        Kind.MEASURED,
+        source="bigscience's tr11 chronicles, A100 and PyTorch 1.x: 1,573 MiB for a bare context; pytorch"
+        " issue 49877, RTX 3090 and PyTorch 1.7: 1,488 MiB beside a tensor",
+    ),
+}
 
 # One communicator per parallel dimension. NCCL allocates buffers per channel, for every protocol and peer:
 # on four A100 with NVLink 544 MB for a group of two and 688 for a larger one, 24 channels either way.

@@ -131,6 +131,7 @@ def evaluate(
         layout,
         recipe,
         hopper_or_later=hopper_or_later(cluster),
+        ampere_or_later=ampere_or_later(cluster),
         nvlink=cluster.nvlink_domain > 1,
     )
     known = errors or ErrorTable()
@@ -322,8 +323,12 @@ def level_of(needed: float, capacity: float, error: float) -> Level:
 
 def hopper_or_later(cluster: Cluster) -> bool:
     """Whether cuBLAS takes its large workspace on any of the GPUs (compute capability 9.0 and up)."""
-    majors = [pool.gpu.compute_capability.split(".")[0] for pool in cluster.pools]
-    return any(major.isdigit() and int(major) >= 9 for major in majors)
+    return any(pool.gpu.capability_major >= 9 for pool in cluster.pools)
+
+
+def ampere_or_later(cluster: Cluster) -> bool:
+    """Whether any of the GPUs is of compute capability 8.0 and up, or of none that is known."""
+    return any(not 0 < pool.gpu.capability_major < 8 for pool in cluster.pools)
 
 
 def model_line(counts: Counts) -> Line:

@@ -94,13 +94,21 @@ def memory_peak(
     recipe: Recipe,
     *,
     hopper_or_later: bool,
+    ampere_or_later: bool = True,
     nvlink: bool = True,
 ) -> MemoryPeak:
     """The memory tree of a run and its peak.
 
     nvlink: GPUs reach each other over NVLink, for which NCCL opens many channels; false: over PCIe.
     """
-    tree = memory_tree(graph, layout, recipe, hopper_or_later=hopper_or_later, nvlink=nvlink)
+    tree = memory_tree(
+        graph,
+        layout,
+        recipe,
+        hopper_or_later=hopper_or_later,
+        ampere_or_later=ampere_or_later,
+        nvlink=nvlink,
+    )
     lines = tree.children
     worst = max(lines, key=lambda line: line.value)
     phase = max(worst.children, key=lambda line: line.value)
@@ -113,6 +121,7 @@ def memory_tree(
     recipe: Recipe,
     *,
     hopper_or_later: bool,
+    ampere_or_later: bool = True,
     nvlink: bool = True,
     only: tuple[Stage, ...] | None = None,
     known: Known | None = None,
@@ -143,6 +152,7 @@ def memory_tree(
                     layout,
                     recipe,
                     hopper_or_later=hopper_or_later,
+                    ampere_or_later=ampere_or_later,
                     nvlink=nvlink,
                     layers=layers,
                 )
@@ -305,7 +315,9 @@ def _beside(rank: Rank) -> tuple[Line, ...]:
         compute(
             "cuda_context",
             mem.cuda_context_bytes,
-            context_bytes=allowances.EAGER_CUDA_CONTEXT
+            context_bytes=allowances.EAGER_CUDA_CONTEXT[
+                "from_ampere" if rank.ampere_or_later else "before_ampere"
+            ]
             if rank.recipe.eager_context
             else allowances.CUDA_CONTEXT,
         ),

@@ -29,11 +29,12 @@ class Rank:
         recipe: Recipe,
         *,
         hopper_or_later: bool = True,
+        ampere_or_later: bool = True,
         nvlink: bool = True,
         layers: dict[Any, Line] | None = None,
     ) -> None:
         self.graph, self.stage, self.layout, self.recipe = graph, stage, layout, recipe
-        self.hopper_or_later, self.nvlink = hopper_or_later, nvlink
+        self.hopper_or_later, self.ampere_or_later, self.nvlink = hopper_or_later, ampere_or_later, nvlink
         held = stage.params
         self.dense_params = compute(
             "dense_params",

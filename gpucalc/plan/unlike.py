@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from gpucalc.graph import Graph
 from gpucalc.line import Line
@@ -89,12 +88,12 @@ def needed_bytes(
     graph: Graph, layout: Layout, recipe: Recipe, pool: Pool, only: tuple[int, ...] | None = None
 ) -> Line:
     """Bytes a GPU of a kind needs at its peak, for the stages it holds."""
-    major: Any = pool.gpu.compute_capability.split(".")[0]
     return memory_tree(
         graph,
         layout,
         recipe,
-        hopper_or_later=major.isdigit() and int(major) >= 9,
+        hopper_or_later=pool.gpu.capability_major >= 9,
+        ampere_or_later=not 0 < pool.gpu.capability_major < 8,
         nvlink=pool.nvlink_domain > 1,
         only=tuple(held_stages(graph, layout)[index] for index in only) if only is not None else None,
     )

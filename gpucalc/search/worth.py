@@ -7,7 +7,14 @@ from typing import Any
 from gpucalc.graph import Graph
 from gpucalc.line import Line
 from gpucalc.num import Num
-from gpucalc.plan.evaluate import ErrorTable, Subject, hopper_or_later, host_rank, memory_rank
+from gpucalc.plan.evaluate import (
+    ErrorTable,
+    Subject,
+    ampere_or_later,
+    hopper_or_later,
+    host_rank,
+    memory_rank,
+)
 from gpucalc.plan.host import host_memory
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.memory import Known, memory_tree
@@ -26,7 +33,7 @@ class Scale:
     def __init__(self, subject: Subject, cluster: Cluster, errors: ErrorTable) -> None:
         self.graph, self.cluster = subject.graph, cluster
         self.errors = errors
-        self.workspace = hopper_or_later(cluster)
+        self.workspace, self.context = hopper_or_later(cluster), ampere_or_later(cluster)
         self.ranks = min(cluster.gpus_per_node, cluster.count)
         self.nodes = max(1, cluster.count // self.ranks)
         self.telling: dict[Any, tuple[Stage, ...]] = {}
@@ -41,6 +48,7 @@ class Scale:
             layout,
             recipe,
             hopper_or_later=self.workspace,
+            ampere_or_later=self.context,
             nvlink=self.cluster.nvlink_domain > 1,
             only=self.telling[split],
             known=known,

@@ -66,6 +66,12 @@ class GpuSpec(Spec):
     notes: tuple[str, ...] = ()
     disagreements: tuple[str, ...] = ()
 
+    @property
+    def capability_major(self) -> int:
+        """The first number of a compute capability; 0 where the vendor has none."""
+        major = self.compute_capability.split(".")[0]
+        return int(major) if major.isdigit() else 0
+
     def usable_memory(self) -> Line:
         """Bytes a process can allocate at most: the runtime's total, else the driver's, else the label."""
         for figure, meaning in (
