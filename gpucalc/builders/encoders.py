@@ -123,85 +123,74 @@ def _bert_head(d: Draft, vocab: int, hidden: int, width: int, *, biased: bool) -
     return Head(vocab=0, hidden=hidden, tied=True, linears=linears)
 
 
+def _answering(d: Draft, hidden: int, own: Attention, cross: Attention, *names: str) -> Block:
+    """A layer that attends to its own stream, then to the encoder's output."""
+    feed = family_mlp(d, hidden, d.spec.decoder_ffn or d.ffn())
+    return Block("full+cross+mlp", own, feed, _norms(d, hidden, *names), cross=cross)
+
+
+def _two_stacks(d: Draft, vocab: int, encoder: Stack, decoder: Stack) -> Graph:
+    """An encoder, the decoder that reads it, and one vocabulary."""
+    return Graph(
+        name=d.spec.label,
+        family=d.spec.family or d.key,
+        stacks=(encoder, decoder),
+        embedding=Embedding(vocab, decoder.hidden),
+        head=Head(vocab=vocab, hidden=decoder.hidden, tied=d.traits.tied_embeddings),
+        notes=tuple(d.notes),
+    )
+
+
 def t5(d: Draft) -> Graph:
     """T5 and its relatives: biasless, relative positions kept once per stack."""
-    spec, t = d.spec, d.traits
     layers, hidden, heads = d.need("layers", "hidden", "heads")
-    vocab, ffn = d.vocab(), d.ffn()
     relative: tuple[Vector, ...] = (Vector("relative_positions", T5_BUCKETS * heads, Shard.COLUMN),)
     each: tuple[Vector, ...] = ()
     if d.key == "umt5":  # a table in every layer instead of one a stack
         relative, each = (), relative
-    encoder = Block(
-        "full+mlp",
-        _plain(d, hidden, causal=False),
-        family_mlp(d, hidden, ffn),
-        _pair(d, hidden),
-        vectors=each,
-    )
-    decoder = Block(
-        "full+cross+mlp",
-        _plain(d, hidden, causal=True),
-        family_mlp(d, hidden, spec.decoder_ffn or ffn),
-        _norms(d, hidden, "input", "pre_cross", "pre_ffn"),
-        cross=_plain(d, hidden, causal=False, kind="cross"),
-        vectors=each,
-    )
-    final = norm("final", t.norm, hidden)
-    depth = spec.decoder_layers or layers
-    return Graph(
-        name=spec.label,
-        family=spec.family or d.key,
-        stacks=(
-            Stack("encoder", "encoder", hidden, (encoder,), (0,) * layers, None, (), relative, final),
-            Stack("decoder", "decoder", hidden, (decoder,), (0,) * depth, None, (), relative, final),
-        ),
-        embedding=Embedding(vocab, hidden),
-        head=Head(vocab=vocab, hidden=hidden, tied=t.tied_embeddings),
-        notes=tuple(d.notes),
+    both_ways = _plain(d, hidden, causal=False)
+    reading = Block("full+mlp", both_ways, family_mlp(d, hidden, d.ffn()), _pair(d, hidden), vectors=each)
+    own, cross = _plain(d, hidden, causal=True), _plain(d, hidden, causal=False, kind="cross")
+    answering = _answering(d, hidden, own, cross, "input", "pre_cross", "pre_ffn")
+    answering = replace(answering, vectors=each)
+    final = norm("final", d.traits.norm, hidden)
+    depth = d.spec.decoder_layers or layers
+    return _two_stacks(
+        d,
+        d.vocab(),
+        Stack("encoder", "encoder", hidden, (reading,), (0,) * layers, None, (), relative, final),
+        Stack("decoder", "decoder", hidden, (answering,), (0,) * depth, None, (), relative, final),
     )
 
 
 def bart(d: Draft) -> Graph:
     """BART and its relatives: a position table in each stack, norms after each part or before it."""
-    spec, t = d.spec, d.traits
+    t = d.traits
     layers, hidden = d.need("layers", "hidden")
-    vocab, ffn = d.vocab(), d.ffn()
-    own: tuple[Vector, ...] = ()
+    vectors: tuple[Vector, ...] = ()
     positions = d.positions()
     if positions:
-        own = (Vector("positions", positions * hidden),)
+        vectors = (Vector("positions", positions * hidden),)
     if t.embedding_norm:
-        own = (*own, Vector("embedding_norm", norm("embedding", t.norm, hidden).params))
+        vectors = (*vectors, Vector("embedding_norm", norm("embedding", t.norm, hidden).params))
     at = "post" if t.post_norm else "pre"
     final = None if t.post_norm else norm("final", t.norm, hidden)
-    encoder = Block("full+mlp", _plain(d, hidden, causal=False), family_mlp(d, hidden, ffn), _pair(d, hidden))
-    decoder = Block(
-        "full+cross+mlp",
-        _plain(d, hidden, causal=True),
-        family_mlp(d, hidden, spec.decoder_ffn or ffn),
-        _norms(d, hidden, f"{at}_mixer", f"{at}_cross", f"{at}_ffn"),
-        cross=_plain(d, hidden, causal=False, kind="cross"),
-    )
-    depth = spec.decoder_layers or layers
-    return Graph(
-        name=spec.label,
-        family=spec.family or d.key,
-        stacks=(
-            Stack("encoder", "encoder", hidden, (encoder,), (0,) * layers, None, (), own, final),
-            Stack("decoder", "decoder", hidden, (decoder,), (0,) * depth, None, (), own, final),
-        ),
-        embedding=Embedding(vocab, hidden),
-        head=Head(vocab=vocab, hidden=hidden, tied=t.tied_embeddings),
-        notes=tuple(d.notes),
+    both_ways = _plain(d, hidden, causal=False)
+    reading = Block("full+mlp", both_ways, family_mlp(d, hidden, d.ffn()), _pair(d, hidden))
+    own, cross = _plain(d, hidden, causal=True), _plain(d, hidden, causal=False, kind="cross")
+    answering = _answering(d, hidden, own, cross, f"{at}_mixer", f"{at}_cross", f"{at}_ffn")
+    depth = d.spec.decoder_layers or layers
+    return _two_stacks(
+        d,
+        d.vocab(),
+        Stack("encoder", "encoder", hidden, (reading,), (0,) * layers, None, (), vectors, final),
+        Stack("decoder", "decoder", hidden, (answering,), (0,) * depth, None, (), vectors, final),
     )
 
 
 def whisper(d: Draft) -> Graph:
     """Whisper: two convolutions and 1500 frames into the encoder; keys have no bias."""
-    spec, t = d.spec, d.traits
     layers, hidden, heads, mel = d.need("layers", "hidden", "heads", "mel_bins")
-    vocab, ffn = d.vocab(), d.ffn()
 
     def attend(kind: str, causal: bool) -> Attention:
         return attention(
@@ -215,47 +204,33 @@ def whisper(d: Draft) -> Graph:
             key_bias=False,
         )
 
-    encoder = Block("full+mlp", attend("full", False), family_mlp(d, hidden, ffn), _pair(d, hidden))
-    decoder = Block(
-        "full+cross+mlp",
-        attend("full", True),
-        family_mlp(d, hidden, spec.decoder_ffn or ffn),
-        _norms(d, hidden, "input", "pre_cross", "pre_ffn"),
-        cross=attend("cross", False),
+    reading = Block("full+mlp", attend("full", False), family_mlp(d, hidden, d.ffn()), _pair(d, hidden))
+    answering = _answering(
+        d, hidden, attend("full", True), attend("cross", False), "input", "pre_cross", "pre_ffn"
     )
-    final = norm("final", t.norm, hidden)
-    depth = spec.decoder_layers or layers
-    return Graph(
-        name=spec.label,
-        family=spec.family or d.key,
-        stacks=(
-            Stack(
-                name="encoder",
-                role="encoder",
-                hidden=hidden,
-                blocks=(encoder,),
-                layers=(0,) * layers,
-                tokens=WHISPER_FRAMES,
-                inputs=(
-                    Linear("conv_1", 3 * mel, hidden, True, Shard.REPLICATED),
-                    Linear("conv_2", 3 * hidden, hidden, True, Shard.REPLICATED),
-                ),
-                vectors=(Vector("positions", WHISPER_FRAMES * hidden),),
-                final_norm=final,
-            ),
-            Stack(
-                name="decoder",
-                role="decoder",
-                hidden=hidden,
-                blocks=(decoder,),
-                layers=(0,) * depth,
-                vectors=(Vector("positions", d.positions() * hidden),),
-                final_norm=final,
-            ),
+    final = norm("final", d.traits.norm, hidden)
+    depth = d.spec.decoder_layers or layers
+    convolutions = (
+        Linear("conv_1", 3 * mel, hidden, True, Shard.REPLICATED),
+        Linear("conv_2", 3 * hidden, hidden, True, Shard.REPLICATED),
+    )
+    frames = (Vector("positions", WHISPER_FRAMES * hidden),)
+    words = (Vector("positions", d.positions() * hidden),)
+    return _two_stacks(
+        d,
+        d.vocab(),
+        Stack(
+            "encoder",
+            "encoder",
+            hidden,
+            (reading,),
+            (0,) * layers,
+            WHISPER_FRAMES,
+            convolutions,
+            frames,
+            final,
         ),
-        embedding=Embedding(vocab, hidden),
-        head=Head(vocab=vocab, hidden=hidden, tied=t.tied_embeddings),
-        notes=tuple(d.notes),
+        Stack("decoder", "decoder", hidden, (answering,), (0,) * depth, None, (), words, final),
     )
 
 
