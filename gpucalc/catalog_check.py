@@ -9,7 +9,7 @@ A file that stands in no such folder is known by its keys. Every problem is repo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gpucalc.catalog import KINDS, Catalog
+from gpucalc.catalog import Catalog
+from gpucalc.catalog_files import SOURCES, File, files_of, most_bytes
 from gpucalc.catalog_sanity import dimensions, plausible
 from gpucalc.errors import GpucalcError, InputError, UnknownName, UnsupportedModel, nearest, one_line
 from gpucalc.spec.base import Spec, as_input_error
@@ -33,7 +34,6 @@ from gpucalc.spec.server import CudaTable, HostRules
 from gpucalc.spec.system import PriceListSpec, SystemSpec
 from gpucalc.spec.yamlio import load_yaml, nearest_line
 
-SOURCES = "sources"
 SHORTEST_REFERENCE = 16  # characters: less names no place where a figure can be looked up
 NAMED = ("gpus", "systems", "models")  # kinds that users call by aliases
 
@@ -61,28 +61,6 @@ _BY_NAME: dict[str, dict[str, type[Spec]]] = {
         "monitor": MonitorsSpec,
     },
 }
-# What tells the kind of a file that stands anywhere: the first that has the key.
-_TOLD_BY = {
-    "peaks": "gpus",
-    "gpus_per_node": "systems",
-    "offers": "prices",
-    "purchase": "prices",
-    "carbon_kg_per_kwh": "grids",
-    "usd_per_kwh": "grids",
-    "interruptions": "reliability",
-    "gemm": "kernels",
-    "alpha0": "collectives",
-    "eras": "engines",
-    "claims": "claims",
-    "one_way": "interconnects",
-    "run": "jobs",
-    "layers": "models",
-    "family": "models",
-    "architecture": "models",
-    "architectures": "models",
-    "network": "models",
-}
-
 # What a measured run has; of a collective, what was read off stands in the row itself.
 _ROW = (
     (("id",), "a name of its own"),
@@ -150,20 +128,6 @@ class Report:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class File:
-    """One catalogue file: where it lies, what it holds and, of one in a catalogue folder, the folder."""
-
-    path: Path
-    kind: str  # of KINDS, or SOURCES
-    root: Path | None
-
-    @property
-    def stem(self) -> str:
-        """The name it is called by."""
-        return self.path.name.removesuffix(".yaml")
-
-
 def check_files(
     paths: Sequence[str | Path],
     known: Sequence[Path],
@@ -175,7 +139,7 @@ def check_files(
     `known` are the folders searched for what the files refer to; a checked folder goes before them.
     Raises InputError for a path that is no catalogue file or folder.
     """
-    files = tuple(found for path in paths or known for found in _files(Path(path)))
+    files = tuple(found for path in paths or known for found in files_of(Path(path)))
     ahead = [file.root for file in files if file.root is not None]
     catalog = Catalog(dict.fromkeys(root.resolve() for root in (*ahead, *known)))
     findings: list[Finding] = []
@@ -184,60 +148,6 @@ def check_files(
         if progress is not None:
             progress(done, len(files))
     return Report(tuple(str(file.path) for file in files), tuple(findings))
-
-
-# -- which files ----------------------------------------------------------------------------------
-
-
-def _files(path: Path) -> Iterator[File]:
-    if not path.is_dir():
-        yield _one(path)
-        return
-    if path.name in KINDS:
-        root, folders = path.parent, [path]
-    else:
-        root, folders = path, [path / kind for kind in KINDS if (path / kind).is_dir()]
-        if not folders:
-            raise InputError(
-                "holds no catalogue files", where=str(path), legal=f"a folder with any of {', '.join(KINDS)}"
-            )
-        if (root / f"{SOURCES}.yaml").is_file():
-            yield File(root / f"{SOURCES}.yaml", SOURCES, root)
-    for folder in folders:
-        for found in sorted(folder.rglob("*.y*ml")):
-            yield File(found, folder.name, root)
-
-
-def _one(path: Path) -> File:
-    if path.name == f"{SOURCES}.yaml":
-        return File(path, SOURCES, path.parent)
-    folder = path.absolute().parent
-    if folder.parent.name == "measurements":  # these lie one folder deeper
-        folder = folder.parent
-    if folder.name in KINDS:
-        return File(path, folder.name, folder.parent)
-    return File(path, _kind_of(path), None)
-
-
-def _kind_of(path: Path) -> str:
-    data = load_yaml(path, mapping=False, max_bytes=_most_bytes("measurements")).data
-    if isinstance(data, list):
-        return "measurements"
-    kind = next((kind for key, kind in _TOLD_BY.items() if isinstance(data, Mapping) and key in data), None)
-    if kind is None:
-        raise InputError(
-            "cannot tell what this file describes",
-            where=str(path),
-            legal=f"a file in a folder named {', '.join(KINDS)}, or one with the keys of such a file",
-        )
-    return kind
-
-
-def _most_bytes(kind: str) -> int:
-    from gpucalc.measured import MAX_FILE_BYTES
-    from gpucalc.spec.yamlio import MAX_BYTES
-
-    return MAX_FILE_BYTES if kind == "measurements" else MAX_BYTES
 
 
 # -- one file -------------------------------------------------------------------------------------
@@ -249,7 +159,7 @@ class _Reader:
     def __init__(self, file: File, catalog: Catalog) -> None:
         self.file, self.catalog = file, catalog
         self.document = load_yaml(
-            file.path, mapping=file.kind != "measurements", max_bytes=_most_bytes(file.kind)
+            file.path, mapping=file.kind != "measurements", max_bytes=most_bytes(file.kind)
         )
         self.data: Any = self.document.data
         self._lines: Mapping[str, int] | None = None
@@ -515,11 +425,3 @@ def _sources(reader: _Reader) -> Iterator[Finding]:
     for key, words in reader.data.items():
         if not isinstance(words, str) or len(words.strip()) < SHORTEST_REFERENCE:
             yield reader.error(str(key), "needs words that say where the figures can be looked up")
-
-
-def kinds_of(roots: Iterable[Path]) -> dict[Path, dict[str, int]]:
-    """How many files of each kind every folder holds."""
-    return {
-        root: {kind: len(list((root / kind).rglob("*.yaml"))) for kind in KINDS if (root / kind).is_dir()}
-        for root in roots
-    }

@@ -28,7 +28,7 @@ LAYERS: list[set[str]] = [
     {"diff", "doctor", "explain", "trace", "claims", "scale", "documents", "layouts"}
     | {"check", "check_compare", "check_findings"}
     | {"oom", "oom_changes", "oom_message", "oom_tensors"},
-    {"catalog_sanity", "catalog_check", "reference"},
+    {"catalog_files", "catalog_sanity", "catalog_check", "reference"},
     {"size_fleets", "size_targets"},
     {"size"},
     {"report", "probe"},

@@ -238,7 +238,7 @@ def models_compare(a: ModelName, b: ModelName, catalog: CatalogDir = None, as_js
 def catalog_list(catalog: CatalogDir = None, as_json: Json = False) -> None:
     """List the folders that are searched, in their order."""
     from gpucalc.catalog import roots, shipped
-    from gpucalc.catalog_check import kinds_of
+    from gpucalc.catalog_files import kinds_of
 
     folders = kinds_of(roots(catalog))
     if as_json:
