@@ -185,6 +185,7 @@ class Peak:
         self.device = device
         self.now = self.most = 0
         self.held: dict[int, int] = {}
+        self._alive: dict[int, Any] = {}
         self._mode: Any = nullcontext() if device.kind == "cuda" else self._counting()
 
     def __enter__(self) -> Peak:
@@ -240,13 +241,24 @@ class Peak:
         key, size = storage._cdata, storage.nbytes()
         if key not in self.held:
             self.held[key] = 0
+            self._alive[key] = weakref.ref(storage)
             weakref.finalize(storage, self._drop, key)
-        self.now += size - self.held[key]  # FSDP empties storages and fills them again
+        self._sized(key, size)
+        if self.now > self.most:
+            for other, alive in list(
+                self._alive.items()
+            ):  # FSDP empties storages where no operation shows it
+                if (held := alive()) is not None:
+                    self._sized(other, held.nbytes())
+            self.most = max(self.most, self.now)
+
+    def _sized(self, key: int, size: int) -> None:
+        self.now += size - self.held[key]
         self.held[key] = size
-        self.most = max(self.most, self.now)
 
     def _drop(self, key: int) -> None:
         self.now -= self.held.pop(key, 0)
+        self._alive.pop(key, None)
 
 
 def _sharded(kind: type) -> bool:
