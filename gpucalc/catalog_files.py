@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucalc.catalog import KINDS
+from gpucalc.catalog_names import KINDS
 from gpucalc.errors import InputError
 from gpucalc.spec.yamlio import load_yaml
 

@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from gpucalc.catalog import KINDS, Catalog
+from gpucalc.catalog import Catalog
+from gpucalc.catalog_names import KINDS
 from gpucalc.errors import InputError
 from gpucalc.jobs import ResolvedJob, resolve, resolve_data
 from gpucalc.line import Line

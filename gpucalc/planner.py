@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 from gpucalc.accuracy import error_table
 from gpucalc.advise import advised
-from gpucalc.catalog import POD_GPUS, PRICE_OF, Catalog
+from gpucalc.catalog import Catalog
+from gpucalc.catalog_machines import POD_GPUS, PRICE_OF
 from gpucalc.economics import economics
 from gpucalc.jobs import ResolvedJob
 from gpucalc.plan.answer import Assumption, Level, Plan

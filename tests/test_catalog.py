@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpucalc.catalog import KINDS, Catalog, roots, shipped
+from gpucalc.catalog import Catalog, roots, shipped
+from gpucalc.catalog_names import KINDS, declared_names, fold
 from gpucalc.errors import InputError, UnknownName
 from gpucalc.spec.base import Spec
 from gpucalc.spec.costs import GridSpec, PublishedRun
@@ -190,13 +191,11 @@ def test_a_name_that_means_one_thing_is_taken_silently(catalog: Catalog, given: 
 
 
 def test_no_two_files_claim_a_name(catalog: Catalog) -> None:
-    from gpucalc.catalog import _declared_names, _fold
-
     for kind in ("gpus", "systems"):
         owner: dict[str, str] = {}
         for stem in catalog.names(kind):
-            declared = _declared_names(catalog.path_of(kind, stem))
-            for name in {_fold(n) for n in (stem, *declared["aliases"], *declared["default_for"])}:
+            declared = declared_names(catalog.path_of(kind, stem))
+            for name in {fold(n) for n in (stem, *declared["aliases"], *declared["default_for"])}:
                 assert owner.setdefault(name, stem) == stem, f"{kind}: {name}"
 
 

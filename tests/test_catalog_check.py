@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpucalc.__main__ import main
-from gpucalc.catalog import KINDS, shipped
+from gpucalc.catalog import shipped
 from gpucalc.catalog_check import Report, check_files
+from gpucalc.catalog_names import KINDS
 from gpucalc.errors import InputError
 from gpucalc.spec.checks import Severity
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from followed import Shown, Typed, steps
 
-from gpucalc.catalog import KINDS
+from gpucalc.catalog_names import KINDS
 from gpucalc.spec.figure import FigureKind
 from gpucalc.units import CATALOGUE_UNITS
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpucalc import catalog as catalog_module
+from gpucalc import catalog_entries, catalog_names
 from gpucalc import check as check_module
 from gpucalc.__main__ import main
 from gpucalc.catalog import Catalog
@@ -498,7 +498,7 @@ def test_catalogue_files_are_read_once_for_many_jobs(
 ) -> None:
     fresh = Catalog(CATALOG.roots)
     read: Counter[str] = Counter()
-    whole, head = catalog_module.load_yaml, catalog_module.read_text
+    whole, head = catalog_entries.load_yaml, catalog_names.read_text
 
     def counting(loader: Callable[..., Any]) -> Callable[..., Any]:
         def load(path: Any, *rest: Any, **more: Any) -> Any:
@@ -507,8 +507,9 @@ def test_catalogue_files_are_read_once_for_many_jobs(
 
         return load
 
-    monkeypatch.setattr(catalog_module, "load_yaml", counting(whole))
-    monkeypatch.setattr(catalog_module, "read_text", counting(head))
+    for module in (catalog_entries, catalog_names):
+        monkeypatch.setattr(module, "load_yaml", counting(whole))
+        monkeypatch.setattr(module, "read_text", counting(head))
     text = JOB.replace("model: llama-3-8b", "model: Meta-Llama-3-8B").replace("8xh100-sxm-80gb", "8xH100-SXM")
     names = [write(text, f"job{index}.yaml") for index in range(20)]
     assert check(names, fresh).exit_code() == 0
