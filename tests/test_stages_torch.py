@@ -117,6 +117,7 @@ def test_tensors_are_counted_while_they_live() -> None:
         emptied = torch.zeros(3000)
         emptied.untyped_storage().resize_(0)  # as FSDP frees what it has gathered
         most.restart()
+        assert most.allocated == 0
         torch.zeros(4000)
         assert most.allocated == 16000
     assert most.held.keys() == {emptied.untyped_storage()._cdata}

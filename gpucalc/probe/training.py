@@ -202,6 +202,7 @@ class Peak:
         """Count from what is alive now: what making the model took is no part of training it."""
         if self.device.kind == "cuda":
             self.device.torch.cuda.reset_peak_memory_stats()
+        self._looked_at()
         self.most = self.now
 
     @property
@@ -245,12 +246,14 @@ class Peak:
             weakref.finalize(storage, self._drop, key)
         self._sized(key, size)
         if self.now > self.most:
-            for other, alive in list(
-                self._alive.items()
-            ):  # FSDP empties storages where no operation shows it
-                if (held := alive()) is not None:
-                    self._sized(other, held.nbytes())
+            self._looked_at()
             self.most = max(self.most, self.now)
+
+    def _looked_at(self) -> None:
+        """Take every storage's size anew: FSDP empties some where no operation shows it."""
+        for key, alive in list(self._alive.items()):
+            if (held := alive()) is not None:
+                self._sized(key, held.nbytes())
 
     def _sized(self, key: int, size: int) -> None:
         self.now += size - self.held[key]
