@@ -16,6 +16,7 @@ from typing import Any
 from gpucalc.errors import GpucalcError
 from gpucalc.plan.answer import Action, Level, Plan
 from gpucalc.plan.evaluate import ErrorTable, Subject
+from gpucalc.plan.serve import without_kernels
 from gpucalc.plan.serve_resolve import BY_LAYERS
 from gpucalc.search_serving import plan_serving
 from gpucalc.spec.engine import EngineSpec
@@ -45,6 +46,8 @@ def advised_serving(
     helps = _helps(plan)
 
     def tried(changes: Mapping[str, Any], where: Cluster) -> Plan | None:
+        if where is not cluster and without_kernels(subject.spec, engine, where) is not None:
+            return None
         try:
             changed = run.model_copy(update=dict(changes))
             return plan_serving(

@@ -25,6 +25,7 @@ from gpucalc.plan.serve_resolve import BY_LAYERS
 from gpucalc.planner import plan_job
 from gpucalc.size_fleets import Kind
 from gpucalc.size_targets import HOUR_S, Targets, latencies_asked, misses, rate_of, run_asked, wall_s
+from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import ServeRun, TrainRun
@@ -348,6 +349,14 @@ def _planned(
     for run in _ways(job):
         if isinstance(run, TrainRun) and targets.tokens is not None:
             run = run.model_copy(update={"tokens": targets.tokens})
+        if isinstance(run, ServeRun):
+            from gpucalc.plan.serve import without_kernels  # sizes of training runs do without
+
+            engine = catalog.load("engines", run.framework, EngineSpec)
+            lacking = without_kernels(subject.spec, engine, cluster)
+            if lacking is not None:
+                refused = refused or Infeasible([lacking])
+                continue
         changed = job.job.model_copy(
             update={"run": run, "gpus": kind.fleet(cluster.count), "system": kind.system}
         )

@@ -26,6 +26,7 @@ from gpucalc.report import json as as_json
 from gpucalc.report import table
 from gpucalc.report.screen import render
 from gpucalc.spec.engine import EngineSpec
+from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.job import ServeRun
 from gpucalc.spec.yamlio import load_yaml
 from gpucalc.units import GB, GIB
@@ -91,6 +92,36 @@ def test_deepseek_v4_flash_on_eight_24_gb_cards() -> None:
     assert 0 < cache_line(plan, "pool") < 0.1 * 24 * GB
     assert cache_line(plan, "requests_in_cache") > plan.recipe.concurrency
     assert cache_line(plan, "kv_bytes_per_token") == 6880
+
+
+def test_a_release_older_than_the_model_is_said() -> None:
+    """vLLM 0.20.0's registry is the first with DeepseekV4ForCausalLM; 0.8.4's the first with Qwen3."""
+    older = planned("serve-deepseek-v4-flash", None, "run.version=0.19.0")
+    assert "vLLM 0.19.0 does not know deepseek_v4: 0.20.0 is the first that does" in older.notes
+    assert not any("does not know" in note for note in planned("serve-deepseek-v4-flash").notes)
+    for version, known in (("0.8.3", False), ("0.8.4", True), ("latest", True)):
+        plan = planned("serve-llama-3.1-8b", None, "model=qwen3-8b", f"run.version={version}")
+        assert any("does not know qwen3" in note for note in plan.notes) is not known, version
+    unsaid = served("deepseek-v4-flash", "4xh100-sxm-80gb", "run.tp=4")
+    assert unsaid.recipe.version == "0.20.0"
+    assert ("run.version", "the first vLLM that knows deepseek_v4") in [
+        (item.key, item.why) for item in unsaid.assumptions
+    ]
+
+
+def test_cards_without_kernels_for_sparse_attention_are_told_and_not_advised() -> None:
+    """vLLM's sparse latent attention returns capability.major in [9, 10], in 0.20.0 as in 0.33.0."""
+    told = "vLLM has kernels for the attention of deepseek_v4 from compute capability 9.0; GeForce RTX 4090"
+    assert any(note.startswith(told) for note in planned("serve-deepseek-v4-flash").notes)
+    hopper = planned("serve-deepseek-v4-flash", None, "gpus=4xh100-sxm-80gb", "run.tp=4")
+    assert not any("has kernels for" in note for note in hopper.notes)
+    short = planned("serve-deepseek-v4-flash", None, "gpus=2xrtx-4090", "run.tp=2")
+    assert short.verdict.level is Level.DOES_NOT_FIT
+    wider = [action.changes["gpus"] for action in short.actions if "gpus" in action.changes]
+    assert wider
+    for fleet in wider:
+        card = CATALOG.load("gpus", fleet.split("x", 1)[1], GpuSpec)
+        assert card.vendor != "NVIDIA" or float(card.compute_capability) >= 9, fleet
 
 
 def test_a_4_bit_70b_on_two_24_gb_cards_fits_only_in_4_bit() -> None:

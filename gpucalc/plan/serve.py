@@ -23,6 +23,7 @@ from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingMemory,
 from gpucalc.spec.engine import EngineEra, EngineSpec
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import ServeRun
+from gpucalc.spec.model import ModelSpec
 
 PHASE = "serve"
 RIVAL_ROWS = 4  # loads of another layout that are looked at
@@ -107,7 +108,7 @@ def evaluate_serving(
     told += [*arriving, *_cache_notes(found)]
     nodes = -(-found.layout.engine_gpus // cluster.gpus_per_node)
     launch, wanting = launch_line(engine, found.layout, found.recipe, subject.spec, run, nodes=nodes)
-    told += wanting
+    told += [*wanting, *_not_served(subject.spec, engine, found.recipe.version, cluster)]
     stated = {item.key for item in assumptions}
     own = tuple(item for item in found.assumptions if item.key not in stated)
     known = errors or ErrorTable()
@@ -245,6 +246,31 @@ def _cache_notes(found: Deployment) -> list[str]:
             f" {recipe.concurrency} are in flight: the rest wait"
         )
     return notes
+
+
+def without_kernels(spec: ModelSpec, engine: EngineSpec, cluster: Cluster) -> str | None:
+    """Why no release of the engine read so far serves this kind of model on these cards."""
+    for gpu in (pool.gpu for pool in cluster.pools):
+        least = engine.needs_capability(spec.architecture, gpu.vendor, gpu.compute_capability)
+        if least is not None:
+            return (
+                f"{engine.name} has kernels for the attention of {spec.architecture} from compute capability"
+                f" {least}; {gpu.name} has {gpu.compute_capability}"
+            )
+    return None
+
+
+def _not_served(spec: ModelSpec, engine: EngineSpec, version: str, cluster: Cluster) -> list[str]:
+    told = []
+    first = engine.serves_from(spec.architecture, version)
+    if first is not None:
+        told.append(
+            f"{engine.name} {version} does not know {spec.architecture}: {first} is the first that does"
+        )
+    lacking = without_kernels(spec, engine, cluster)
+    if lacking is not None:
+        told.append(f"{lacking}: releases refuse it, the plan is of a build that has such kernels")
+    return told
 
 
 def has_targets(recipe: ServeRecipe) -> bool:

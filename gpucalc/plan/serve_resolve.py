@@ -81,8 +81,11 @@ def serve_recipe(
     def choose(key: str, value: object, why: str) -> None:
         listed.append(Assumption(f"run.{key}", value, why))
 
-    version = run.version or engine.default_version
-    if run.version is None:
+    newer = engine.serves_from(spec.architecture, engine.default_version)
+    version = run.version or newer or engine.default_version
+    if run.version is None and newer is not None:
+        choose("version", version, f"the first {engine.name} that knows {spec.architecture}")
+    elif run.version is None:
         choose("version", version, f"{engine.name} as measured last; defaults and memory differ by version")
     else:
         _known_version(engine, version, choose)

@@ -186,6 +186,12 @@ class EngineSpec(Spec):
     # for an engine that runs wherever its framework does.
     hardware: dict[str, str] = Field(default_factory=dict)
     hardware_source: tuple[str, ...] = ()
+    # Kinds of model (a config.json's model_type) and the release that first serves them. A kind that is not
+    # listed is older than the releases read, or was not looked for.
+    serves_since: dict[str, str] = Field(default_factory=dict)
+    # The least compute capability of NVIDIA's cards that a kind of model needs, where above `hardware`.
+    serves_on: dict[str, str] = Field(default_factory=dict)
+    serves_source: tuple[str, ...] = ()
     eras: tuple[EngineEra, ...] = Field(min_length=1)
     speed: EngineSpeed | None = None
     launch: tuple[Launch, ...] = ()  # from the oldest version to the newest
@@ -220,6 +226,22 @@ class EngineSpec(Spec):
         least = self.hardware.get(vendor)
         own, needed = version_key(compute_capability), version_key(least or "0")
         return least is not None and (own is None or needed is None or own >= needed)
+
+    def serves_from(self, architecture: str | None, version: str) -> str | None:
+        """The release that first serves a kind of model, where that version is older; None otherwise."""
+        first = self.serves_since.get(architecture or "")
+        wanted = version_key(version)
+        if first is None or wanted is None or (version_key(first) or ()) <= wanted:
+            return None
+        return first
+
+    def needs_capability(self, architecture: str | None, vendor: str, compute_capability: str) -> str | None:
+        """The compute capability a kind of model needs, where a card of that vendor is below."""
+        least = self.serves_on.get(architecture or "")
+        own = version_key(compute_capability)
+        if least is None or vendor != "NVIDIA" or own is None or own >= (version_key(least) or ()):
+            return None
+        return least
 
     def launch_at(self, version: str) -> Launch | None:
         """The command of that version, None where the engine has no server."""
