@@ -16,14 +16,15 @@ from gpucalc.catalog import Catalog
 from gpucalc.errors import Infeasible, InputError, UnknownName, nearest
 from gpucalc.jobs import ResolvedJob
 from gpucalc.plan.answer import Level, Plan
-from gpucalc.plan.evaluate import Subject
+from gpucalc.plan.evaluate import ErrorTable, Subject
 from gpucalc.plan.layout import Layout
 from gpucalc.plan.resolve import resolve_layout
 from gpucalc.plan.rules import divisors
 from gpucalc.planner import plan_job
-from gpucalc.search import AUTO_KEYS, explore, settle_best, with_chosen
+from gpucalc.search import AUTO_KEYS, explore, settle_best, simulated_step, with_chosen
 from gpucalc.search.found import Candidate, Found
 from gpucalc.search.space import Space
+from gpucalc.search.worth import Scale
 from gpucalc.spec.fleet import FleetPart
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import TrainRun
@@ -228,7 +229,9 @@ def best_layouts(
         held={key: getattr(run, key) for key in sorted(kept & set(AUTO_KEYS))},
         best=replace(plan, assumptions=with_chosen(plan.assumptions, chosen)),
         options=tuple(_option(space, subject, there, one) for one in found.best[:SHOWN]),
-        front=tuple(_option(space, subject, there, one) for one in _thinned(found.front)),
+        front=tuple(
+            _option(space, subject, there, one) for one in _front(space, subject, there, errors, found)
+        ),
         own=own,
         own_option=_plan_option(own) if own is not None else None,
         own_broken=broken,
@@ -379,6 +382,19 @@ def _keys(layout: Layout, recompute: str, offload: str) -> dict[str, Any]:
         "offload": offload,
         "schedule": layout.schedule,
     }
+
+
+def _front(
+    space: Space, subject: Subject, cluster: Cluster, errors: ErrorTable, found: Found
+) -> list[Candidate]:
+    """Some of the front by their schedules' own times, with the best; those that these leave on it."""
+    scale = Scale(subject, cluster, errors)
+    run = [simulated_step(space, scale, one) for one in _thinned(found.front)]
+    kept: list[Candidate] = []
+    for one in sorted([*run, found.best[0]], key=lambda one: (one.needed_bytes, -one.samples_per_s)):
+        if one.fits and (not kept or one.samples_per_s > kept[-1].samples_per_s):
+            kept.append(one)
+    return kept
 
 
 def _thinned(front: list[Candidate]) -> list[Candidate]:

@@ -16,7 +16,7 @@ from gpucalc.plan.answer import Level
 from gpucalc.plan.evaluate import ErrorTable, Subject, evaluate
 from gpucalc.plan.resolve import resolve_layout, settle
 from gpucalc.search import best_run, columns, explore, one_by_one
-from gpucalc.search.found import Candidate, Found
+from gpucalc.search.found import Found
 from gpucalc.search.space import AUTO_KEYS, Space
 from gpucalc.search.worth import Scale
 from gpucalc.spec.hardware import Cluster
@@ -73,10 +73,6 @@ def both(key: str, run: TrainRun, cluster: Cluster) -> tuple[Found, Found]:
     return columns.search(space, scale, keep=16), one_by_one(space, scale, keep=16)
 
 
-def worth(one: Candidate) -> tuple[Any, ...]:
-    return one.tier, pytest.approx(one.step_s, rel=1e-9), pytest.approx(one.needed_bytes, rel=1e-9)
-
-
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     key=st.sampled_from(sorted(SPECS)),
@@ -101,7 +97,11 @@ def test_columns_find_what_layouts_one_by_one_do(
     if not oracle.best:
         assert not found.best
         return
-    assert worth(found.best[0]) == (oracle.best[0].tier, oracle.best[0].step_s, oracle.best[0].needed_bytes)
+    best = oracle.best[0]
+    assert found.best[0].tier == best.tier
+    # Of layouts that take the same time, rounding decides which comes first.
+    alike = [one.needed_bytes for one in oracle.best if one.step_s == pytest.approx(best.step_s, rel=1e-9)]
+    assert any(found.best[0].needed_bytes == pytest.approx(needed, rel=1e-9) for needed in alike)
     assert len(found.best) == len(oracle.best)
     for mine, other in zip(found.best, oracle.best, strict=True):
         assert mine.step_s == pytest.approx(other.step_s, rel=1e-9)

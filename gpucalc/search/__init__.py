@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from gpucalc.plan.answer import Assumption, Plan
 from gpucalc.plan.evaluate import ErrorTable, Subject, evaluate
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe
 from gpucalc.plan.time import step_time
-from gpucalc.search.found import Candidate, Found, merit
+from gpucalc.search.found import RIVALS, Candidate, Found, merit
 from gpucalc.search.space import AUTO_KEYS, Space
 from gpucalc.search.worth import Scale, weigh
 from gpucalc.spec.hardware import Cluster
@@ -34,6 +35,7 @@ __all__ = (
 # Candidates up to which loading numpy takes longer than weighing them one by one.
 SMALL_SPACE = 64
 KEPT = 8  # best layouts kept of a search; all of them are run through the pipeline's schedule
+MOST_SIMULATED = 24  # layouts run through it, of a space with many ways of dealing out layers
 
 MANY_KEYS = 3  # settled together: the reason is given once
 
@@ -99,7 +101,7 @@ def explore(
         found = search(space, scale, keep=keep, progress=progress)
     if not found.best:
         raise space.refusal()
-    found.best = _simulated(space, scale, found.best)
+    found.best = _simulated(space, scale, found, keep)
     return found
 
 
@@ -109,12 +111,16 @@ def one_by_one(space: Space, scale: Scale, *, keep: int) -> Found:
     weighed = [weigh(space, scale, values) for values in space.candidates()]
     weighed.sort(key=merit)
     fitting = [one for one in weighed if one.fits]
+    rivals: dict[Any, list[Candidate]] = {}
+    for one in fitting:
+        rivals.setdefault((one.values["pp"], one.values["vpp"]), []).append(one)
     front: list[Candidate] = []
     for one in sorted(fitting, key=lambda one: (one.needed_bytes, -one.samples_per_s)):
         if not front or one.samples_per_s > front[-1].samples_per_s:
             front.append(one)
     return Found(
         best=fitting[:keep] or weighed[:1],
+        rivals=[one for known in rivals.values() for one in known[:RIVALS]],
         front=front,
         legal=len(weighed),
         fitting=len(fitting),
@@ -123,11 +129,22 @@ def one_by_one(space: Space, scale: Scale, *, keep: int) -> Found:
     )
 
 
-def _simulated(space: Space, scale: Scale, best: list[Candidate]) -> list[Candidate]:
-    """The candidates in the order of their times with stages that differ, where there are stages."""
-    if not best[0].fits or all(one.values["pp"] == 1 for one in best):
-        return best
-    return sorted((simulated_step(space, scale, one) for one in best), key=merit)
+def _simulated(space: Space, scale: Scale, found: Found, keep: int) -> list[Candidate]:
+    """The best candidates in the order of their times with stages that differ.
+
+    The closed form takes stages for alike, and says too little where interleaved chunks are not: the best
+    of every pp and vpp are run as well, until none is left that could be faster by the closed form.
+    """
+    if not found.best[0].fits:
+        return found.best
+    order = sorted([*found.best, *(one for one in found.rivals if one not in found.best)], key=merit)
+    done: list[Candidate] = []
+    for one in order[:MOST_SIMULATED]:
+        if len(done) >= keep and merit(done[keep - 1])[:2] <= merit(one)[:2]:
+            break
+        done.append(simulated_step(space, scale, one))
+        done.sort(key=merit)
+    return done[:keep]
 
 
 def simulated_step(space: Space, scale: Scale, one: Candidate) -> Candidate:

@@ -20,7 +20,7 @@ from gpucalc.plan import time as times
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.resolve import resolve_recipe
 from gpucalc.plan.time import step_time
-from gpucalc.search.found import UNFIT, Candidate, Found, merit
+from gpucalc.search.found import RIVALS, UNFIT, Candidate, Found, merit
 from gpucalc.search.space import Axes, Space, Structure
 from gpucalc.search.worth import Scale
 
@@ -217,6 +217,7 @@ class _Keeper:
         self.legal = self.fitting = self.timed = 0
         # tier, seconds a sample, bytes, structure, axes, place, seconds a step
         self.best: list[tuple[Any, ...]] = []
+        self.rivals: dict[tuple[int, int], list[tuple[Any, ...]]] = {}  # by pp and vpp, best first
         self.front_needed = np.empty(0)
         self.front_pace = np.empty(0)
         self.front: list[tuple[Any, ...]] = []
@@ -242,6 +243,7 @@ class _Keeper:
         for index in order:
             self.best.append(self._entry(one, axes, where_fits, tiers, pace, held, wide_s, index))
         self._trim()
+        self._keep_rivals(one, axes, where_fits, tiers, pace, held, wide_s)
         self._extend_front(one, axes, where_fits, tiers, pace, held, wide_s)
 
     @staticmethod
@@ -272,6 +274,25 @@ class _Keeper:
                 places = lead[pace[lead] <= bound]
         order = np.lexsort((held[places], pace[places], tiers[places]))
         return places[order[: self.keep]]
+
+    def _keep_rivals(
+        self, one: Structure, axes: Axes, cells: Any, tiers: Any, pace: Any, held: Any, seconds: Any
+    ) -> None:
+        """The best of each vpp of the block; vpp is the index of a cell that runs fastest."""
+        if one.pp == 1:
+            return
+        places = cells % len(axes.vpps)
+        for number, vpp in enumerate(axes.vpps):
+            mine = np.flatnonzero(places == number)
+            if not mine.size:
+                continue
+            least = mine[tiers[mine] == tiers[mine].min()]
+            if len(least) > RIVALS:
+                least = least[np.argpartition(pace[least], RIVALS)[:RIVALS]]
+            known = self.rivals.setdefault((one.pp, vpp), [])
+            known += [self._entry(one, axes, cells, tiers, pace, held, seconds, index) for index in least]
+            known.sort(key=lambda entry: entry[:3])
+            del known[RIVALS:]
 
     def _trim(self) -> None:
         self.best.sort(key=lambda entry: entry[:3])
@@ -317,6 +338,7 @@ class _Keeper:
         best.sort(key=merit)
         return Found(
             best=best,
+            rivals=[_candidate(space, entry) for known in self.rivals.values() for entry in known],
             front=[_candidate(space, entry) for entry in self.front],
             legal=self.legal,
             fitting=self.fitting,

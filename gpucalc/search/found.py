@@ -8,6 +8,7 @@ from typing import Any
 
 # A candidate that does not fit; below: the sum of how doubtful the GPU's and the host's memory are.
 UNFIT = 3
+RIVALS = 4  # kept of every pp and vpp, whose schedules the closed form may take for better than they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Found:
     """The outcome of a search."""
 
     best: list[Candidate] = field(default_factory=list)  # best first, no more than were asked for
+    rivals: list[Candidate] = field(default_factory=list)  # the best of each pp and vpp, where it fits
     front: list[Candidate] = field(default_factory=list)  # fitting, none beaten in both memory and speed
     legal: int = 0
     fitting: int = 0
