@@ -102,6 +102,8 @@ def test_a_release_older_than_the_model_is_said() -> None:
     for version, known in (("0.8.3", False), ("0.8.4", True), ("latest", True)):
         plan = planned("serve-llama-3.1-8b", None, "model=qwen3-8b", f"run.version={version}")
         assert any("does not know qwen3" in note for note in plan.notes) is not known, version
+    sglang = served("deepseek-v4-flash", "4xh100-sxm-80gb", "run.tp=4", "run.framework=sglang")
+    assert sglang.recipe.version == "0.5.12"
     unsaid = served("deepseek-v4-flash", "4xh100-sxm-80gb", "run.tp=4")
     assert unsaid.recipe.version == "0.20.0"
     assert ("run.version", "the first vLLM that knows deepseek_v4") in [
