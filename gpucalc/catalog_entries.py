@@ -122,6 +122,12 @@ class Entries(Names):
 
         return self.load("models", name, ModelSpec)
 
+    def model_of(self, stated: str | dict[str, Any]) -> ModelSpec:
+        """A model as a job states it: by name, or described in place."""
+        from gpucalc.spec.model import ModelSpec
+
+        return self.model(stated) if isinstance(stated, str) else ModelSpec.read(stated, key="model")
+
     def collective(self, name: str) -> CollectiveSpec:
         """A collective class."""
         return self.load("collectives", name, CollectiveSpec)

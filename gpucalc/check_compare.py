@@ -63,17 +63,16 @@ def _fits(wanted: str, level: Level, missed: Status) -> Status:
 
 def _verdict_words(plan: Plan) -> str:
     verdict = plan.verdict
-    word = {"fits": "fits", "marginal": "is marginal", "does_not_fit": "does not fit"}[verdict.level.value]
     if verdict.host_decides and verdict.host is not None and verdict.host.capacity is not None:
         host = verdict.host
         assert host.capacity is not None
         return (
-            f"{word}: a node needs {units.gib(host.needed.value)} of host memory at {host.phase}, has"
-            f" {units.gib(host.capacity.value)}"
+            f"{verdict.level.verb}: a node needs {units.gib(host.needed.value)} of host memory at"
+            f" {host.phase}, has {units.gib(host.capacity.value)}"
         )
     needed, capacity = units.gib(verdict.needed.value), units.gib(verdict.capacity.value)
     return (
-        f"{word}: needs {needed} per GPU at {verdict.phase}, has {capacity},"
+        f"{verdict.level.verb}: needs {needed} per GPU at {verdict.phase}, has {capacity},"
         f" expected error ±{units.percent(verdict.expected_error)}, largest part {verdict.binds}"
     )
 

@@ -182,10 +182,7 @@ class ServingPlanner:
     def _model(self, job: Job) -> tuple[ModelSpec, Graph]:
         key = repr(job.model)
         if key not in self._models:
-            stated = job.model
-            spec = (
-                self.catalog.model(stated) if isinstance(stated, str) else ModelSpec.read(stated, key="model")
-            )
+            spec = self.catalog.model_of(job.model)
             self._models[key] = (spec, build_graph(spec))
         return self._models[key]
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError
 from gpucalc.graph import Attention
-from gpucalc.measured_runs import Network, Ready
+from gpucalc.measured import on_stated_network
+from gpucalc.measured_runs import Ready
 from gpucalc.plan.evaluate import Subject, ampere_or_later, hopper_or_later
 from gpucalc.plan.memory import allocated_peak, memory_peak, reserved_peak
 from gpucalc.plan.rates import sample_flops, sample_tokens
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
 from gpucalc.plan.time import step_time
-from gpucalc.spec.figure import Figure, FigureKind
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import Job, TrainRun
-from gpucalc.spec.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,32 +71,18 @@ class TrainingPlanner:
 
     def _subject(self, job: Job, key: str) -> Subject:
         if key not in self._subjects:
-            stated = job.model
-            spec = (
-                self.catalog.model(stated) if isinstance(stated, str) else ModelSpec.read(stated, key="model")
-            )
-            self._subjects[key] = Subject.of(spec)
+            self._subjects[key] = Subject.of(self.catalog.model_of(job.model))
         return self._subjects[key]
 
     def _cluster(self, ready: Ready, key: str) -> Cluster:
         if key not in self._clusters:
             cluster = self.catalog.cluster(ready.job.fleet.parts, ready.job.system)
             if ready.network is not None and cluster.inter is not None:
-                cluster = self._on_network(cluster, ready.network)
+                kind = self.catalog.collective(ready.network.kind)
+                rate = ready.network.gbit_per_s * (cluster.island if ready.network.per_gpu else 1)
+                cluster = on_stated_network(cluster, kind, rate)
             self._clusters[key] = cluster
         return self._clusters[key]
-
-    def _on_network(self, cluster: Cluster, network: Network) -> Cluster:
-        """The cluster with the network its source names in place of the default server's."""
-        rate = network.gbit_per_s * (cluster.island if network.per_gpu else 1)
-        card = Figure(
-            value=rate, unit="Gbit/s", kind=FigureKind.DATASHEET, source=("the measured run's own words",)
-        )
-        return replace(
-            cluster,
-            inter=self.catalog.collective(network.kind).on_network(card, cluster.island, cluster.intra),
-            nic_bandwidth_per_node=card.line("nic_bandwidth_per_node"),
-        )
 
     def _estimate(self, subject: Subject, cluster: Cluster, stated: TrainRun, speed: bool) -> Estimate:
         run, _ = settle(stated)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import translate
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,8 @@ from typing import Any
 
 from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError
+from gpucalc.spec.figure import Figure, FigureKind
+from gpucalc.spec.hardware import Cluster, CollectiveSpec
 from gpucalc.spec.yamlio import load_yaml
 
 MAX_FILE_BYTES = 64 * 2**20
@@ -235,6 +237,17 @@ def gpus_in(fleet: object) -> int:
     if match is None:
         raise Lacking(f"gpus {fleet!r} states no count")
     return int(match[1] or 1) * int(match[2])
+
+
+def on_stated_network(
+    cluster: Cluster, kind: CollectiveSpec, gbit_per_s: float, *, cards: int | None = None
+) -> Cluster:
+    """The cluster with the network its source names, of that rate an island, in place of the server's."""
+    rate = Figure(
+        value=gbit_per_s, unit="Gbit/s", kind=FigureKind.DATASHEET, source=("the measured run's own words",)
+    )
+    inter = kind.on_network(rate, cluster.island, cluster.intra, cards=cards)
+    return replace(cluster, inter=inter, nic_bandwidth_per_node=rate.line("nic_bandwidth_per_node"))
 
 
 def is_number(value: Any) -> bool:

@@ -16,10 +16,9 @@ from typing import Any
 from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError
 from gpucalc.formulas import comm
-from gpucalc.measured import Row, Skip, is_number
+from gpucalc.measured import Row, Skip, is_number, on_stated_network
 from gpucalc.plan.algorithms import all_reduce_by_algorithm
 from gpucalc.plan.links import Links
-from gpucalc.spec.figure import Figure, FigureKind
 from gpucalc.spec.fleet import FleetPart
 from gpucalc.spec.hardware import Cluster
 from gpucalc.units import GB
@@ -137,15 +136,8 @@ class CollectivePlanner:
         network = data.get("network")
         if network is not None and cluster.inter is not None:
             cards = int(network["cards"])
-            rate = Figure(
-                value=cards * network["gbit_per_s"],
-                unit="Gbit/s",
-                kind=FigureKind.DATASHEET,
-                source=("the measured run's own words",),
-            )
             kind = self.catalog.collective(str(network["collectives"]))
-            inter = kind.on_network(rate, cluster.island, cluster.intra, cards=cards)
-            cluster = replace(cluster, inter=inter, nic_bandwidth_per_node=rate.line("nic"))
+            cluster = on_stated_network(cluster, kind, cards * network["gbit_per_s"], cards=cards)
         return cluster
 
 

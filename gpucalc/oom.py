@@ -170,10 +170,9 @@ def _held(message: Message) -> Iterator[str]:
 
 def _plan_words(plan: Plan) -> str:
     verdict = plan.verdict
-    words = {"fits": "fits", "marginal": "is marginal", "does_not_fit": "does not fit"}[verdict.level.value]
     text = (
-        f"by the plan the job {words}: {gib(verdict.needed.value)} of {gib(verdict.capacity.value)} at"
-        f" {verdict.phase}, largest part {verdict.binds}"
+        f"by the plan the job {verdict.level.verb}: {gib(verdict.needed.value)} of"
+        f" {gib(verdict.capacity.value)} at {verdict.phase}, largest part {verdict.binds}"
     )
     if verdict.host_decides and verdict.host is not None:
         capacity = verdict.host.capacity

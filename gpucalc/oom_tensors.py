@@ -6,12 +6,11 @@ scores of a layer, a bucket, the cache. Lines of the plan follow, for what is al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from gpucalc.formulas import tensors as size
-from gpucalc.graph import Attention, Graph, Mlp, Moe
+from gpucalc.graph import Attention, Graph, Linear, Mlp, Moe
 from gpucalc.line import Line, compute
 from gpucalc.plan.answer import Plan
 from gpucalc.plan.evaluate import Subject
@@ -45,10 +44,6 @@ def tensors(subject: Subject, plan: Plan) -> Iterator[Tensor]:
     yield from _pools(plan)
 
 
-def _line(name: str, function: Callable[..., Any], **inputs: Any) -> Line:
-    return compute(name, function, **inputs)
-
-
 def _copies(subject: Subject, plan: Plan) -> Iterator[Tensor]:
     """4N and 2N, whole and divided; of what is trained alone where that is less."""
     layout = plan.layout
@@ -70,7 +65,7 @@ def _copies(subject: Subject, plan: Plan) -> Iterator[Tensor]:
                 else:
                     phases = ("load", "init", "step") if element == 4 else ("load", "backward")
                 name = f"a copy of {what} in {kind} ({element}N{words})"
-                line = _line(
+                line = compute(
                     "copy", size.parameter_copy_bytes, params=params, element_bytes=element, ranks=ranks
                 )
                 yield Tensor(name, phases, 0, line)
@@ -94,7 +89,7 @@ def _logits(graph: Graph, plan: Plan) -> Iterator[Tensor]:
 def _logit_lines(vocab: int, tokens: float, tp: int) -> Iterator[tuple[int, str, Line]]:
     """Logits of so many tokens in each type: its bytes, its name and the tensor's size."""
     for element, kind in TYPES:
-        line = _line(
+        line = compute(
             "logits", size.logits_tensor_bytes, tokens=tokens, vocab=vocab, element_bytes=element, tp=tp
         )
         yield element, kind, line
@@ -106,7 +101,7 @@ def _tables(graph: Graph, plan: Plan) -> Iterator[Tensor]:
     layout = plan.layout
     for ranks in dict.fromkeys((1, layout.tp, layout.shard)):
         for element, kind in TYPES:
-            line = _line(
+            line = compute(
                 "table",
                 size.matrix_tensor_bytes,
                 rows=graph.embedding.vocab,
@@ -129,7 +124,7 @@ def _layers(graph: Graph, plan: Plan) -> Iterator[Tensor]:
         for run in stage.layers:
             for element, kind in TYPES:
                 for ranks in dict.fromkeys((layout.tp, layout.tp * layout.shard)):
-                    line = _line(
+                    line = compute(
                         "layer",
                         size.parameter_copy_bytes,
                         params=run.params.total,
@@ -142,18 +137,23 @@ def _layers(graph: Graph, plan: Plan) -> Iterator[Tensor]:
             for linear in block_linears(run.block):
                 for element, kind in TYPES:
                     for ranks in dict.fromkeys((layout.tp, layout.tp * layout.shard)):
-                        line = _line(
-                            linear.name,
-                            size.matrix_tensor_bytes,
-                            rows=linear.inputs,
-                            columns=linear.outputs,
-                            copies=linear.copies,
-                            element_bytes=element,
-                            ranks=ranks,
-                        )
+                        line = _matrix(linear, element, ranks)
                         share = f" / {ranks} ranks" if ranks > 1 else ""
                         name = f"the matrix {linear.name} in {kind}, or its gradient{share}"
                         yield Tensor(name, ("load", "forward", "backward", "step"), 2, line)
+
+
+def _matrix(linear: Linear, element: float, ranks: int) -> Line:
+    """The weights of a product, or their gradient, over so many ranks."""
+    return compute(
+        linear.name,
+        size.matrix_tensor_bytes,
+        rows=linear.inputs,
+        columns=linear.outputs,
+        copies=linear.copies,
+        element_bytes=element,
+        ranks=ranks,
+    )
 
 
 def _activations(graph: Graph, plan: Plan) -> Iterator[Tensor]:
@@ -167,7 +167,7 @@ def _activations(graph: Graph, plan: Plan) -> Iterator[Tensor]:
         if isinstance(mixer, Attention) and "scores" not in seen:
             seen.add("scores")
             for element, kind in TYPES:
-                line = _line(
+                line = compute(
                     "scores",
                     size.score_tensor_bytes,
                     sequences=layout.micro_batch,
@@ -192,7 +192,7 @@ def _activations(graph: Graph, plan: Plan) -> Iterator[Tensor]:
                 continue
             seen.add(what)
             for element, kind in TYPES:
-                line = _line(
+                line = compute(
                     "activation",
                     size.token_tensor_bytes,
                     tokens=tokens,
@@ -208,7 +208,7 @@ def _buckets(plan: Plan) -> Iterator[Tensor]:
     if plan.recipe.framework != "deepspeed" or not plan.layout.zero_stage:
         return
     for element, kind in TYPES:
-        line = _line("bucket", size.bucket_tensor_bytes, elements=DEEPSPEED_BUCKET, element_bytes=element)
+        line = compute("bucket", size.bucket_tensor_bytes, elements=DEEPSPEED_BUCKET, element_bytes=element)
         yield Tensor(f"a DeepSpeed bucket of 5e8 elements in {kind}", ("init", "backward", "step"), 0, line)
 
 
@@ -220,7 +220,7 @@ def _served(subject: Subject, plan: Plan) -> Iterator[Tensor]:
     for ranks in shares:
         for element, kind in TYPES:
             share = f" / {ranks} GPUs" if ranks > 1 else ""
-            line = _line(
+            line = compute(
                 "weights", size.parameter_copy_bytes, params=params, element_bytes=element, ranks=ranks
             )
             yield Tensor(f"every parameter in {kind} ({element}N{share})", ("load",), 0, line)
@@ -230,7 +230,7 @@ def _served(subject: Subject, plan: Plan) -> Iterator[Tensor]:
         if recipe.max_num_seqs > 1:
             wanted[recipe.max_model_len * recipe.max_num_seqs] = "max_model_len x max_num_seqs"
         for tokens, words in wanted.items():
-            line = _line("cache", size.request_cache_bytes, tokens=tokens, token_bytes=per_token)
+            line = compute("cache", size.request_cache_bytes, tokens=tokens, token_bytes=per_token)
             yield Tensor(f"the cache of {words} tokens", ("cache",), 0, line)
     if graph.head is not None and graph.head.vocab:
         counts = {
@@ -242,15 +242,7 @@ def _served(subject: Subject, plan: Plan) -> Iterator[Tensor]:
                 yield Tensor(f"logits of {words} rows in {kind}", ("serve",), 1, line)
     for linear in (linear for block in graph.trunk.blocks for linear in block_linears(block)):
         for element, kind in TYPES:
-            line = _line(
-                linear.name,
-                size.matrix_tensor_bytes,
-                rows=linear.inputs,
-                columns=linear.outputs,
-                copies=linear.copies,
-                element_bytes=element,
-                ranks=layout.tp,
-            )
+            line = _matrix(linear, element, layout.tp)
             yield Tensor(f"the matrix {linear.name} in {kind}", ("load",), 2, line)
 
 

@@ -1,4 +1,4 @@
-"""Published layouts that their authors tuned, against the search's best: a few rows of `benchmarks/tuned.py`."""
+"""Published layouts their authors tuned, against the search's best: a few rows of `benchmarks/tuned.py`."""
 
 from __future__ import annotations
 

@@ -25,6 +25,11 @@ class Level(StrEnum):
     MARGINAL = "marginal"
     DOES_NOT_FIT = "does_not_fit"
 
+    @property
+    def verb(self) -> str:
+        """What a job of this level does, in words."""
+        return {"fits": "fits", "marginal": "is marginal", "does_not_fit": "does not fit"}[self.value]
+
 
 @dataclass(frozen=True, slots=True)
 class HostFit:
