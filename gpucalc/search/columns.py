@@ -24,7 +24,9 @@ from gpucalc.search.found import RIVALS, UNFIT, Candidate, Found, merit
 from gpucalc.search.space import Axes, Space, Structure
 from gpucalc.search.worth import Scale
 
-CELLS_AT_A_TIME = 131_072  # a block's float64 columns, 1 MiB each, stay in the last level of cache
+CELLS_AT_A_TIME = 65_536  # a block's float64 columns, half a MiB each, stay in the last level of cache
+# Axes of no more cells keep what their layouts have in common; it would be hundreds of megabytes of more.
+CELLS_KEPT = 4 * CELLS_AT_A_TIME
 
 Column = Any  # a numpy array of five axes that broadcasts to a block, or one number
 Progress = Callable[[int, int], None]
@@ -52,7 +54,9 @@ def search(space: Space, scale: Scale, *, keep: int, progress: Progress | None =
                         if columns is None:
                             columns = made[key] = _Columns(space, one, cut)
                         if columns.legal_count:
-                            shared = known.setdefault((cut, one.schedule), _Known())
+                            shared = _Known()
+                            if axes.size <= CELLS_KEPT:
+                                shared = known.setdefault((cut, one.schedule), shared)
                             _block(space, scale, one, columns, recipe, shared, keeper)
             if progress is not None:
                 progress(number + 1, len(structures))
@@ -182,6 +186,7 @@ def _weigh(
         single = layout.micro_batches <= 1
         needed = where(single, trees[0].value, needed)
         held = where(single, ranks[0][0], held)
+    del trees  # every line of them holds a column
     tier = where(maximum(held, host) == 2, UNFIT, held + host)
     fits = columns.legal & (tier < UNFIT)
     seconds: Column = np.inf

@@ -22,7 +22,7 @@ from gpucalc.search import explore
 from gpucalc.search.space import AUTO_KEYS, Space
 from gpucalc.spec.job import TrainRun
 
-ROUNDS = 5
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,17 @@ def open_run(case: Case) -> TrainRun:
 
 
 def main() -> None:
+    for words in (
+        ["plan", "megatron-1t", "--json"],
+        ["plan", "llama-3-70b", "--gpus", "2x8xH100-SXM", "--search", "--json"],
+    ):
+        start = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", ALONE, *words], capture_output=True, text=True, check=True
+        )
+        spent = time.monotonic() - start
+        held = int(done.stderr.split()[-1]) / 1e3
+        print(f"gpucalc {' '.join(words)}: {spent:.2f} s of wall time with start-up, {held:.0f} MB at most")
     catalog = open_catalog()
     for case in CASES:
         subject = Subject.of(catalog.model(case.model))
@@ -79,17 +90,6 @@ def main() -> None:
             f"{case.model} on {case.gpus:,} GPUs: {legal:,} layouts in {best:.3f} s of one core,"
             f" {legal / best / 1e6:.2f} million a second"
         )
-    for words in (
-        ["plan", "megatron-1t", "--json"],
-        ["plan", "llama-3-70b", "--gpus", "2x8xH100-SXM", "--search", "--json"],
-    ):
-        start = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-c", ALONE, *words], capture_output=True, text=True, check=True
-        )
-        spent = time.monotonic() - start
-        held = int(done.stderr.split()[-1]) / 1e3
-        print(f"gpucalc {' '.join(words)}: {spent:.2f} s of wall time with start-up, {held:.0f} MB at most")
 
 
 if __name__ == "__main__":
