@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from gpucalc.formulas.params import (
     active_params,
@@ -23,6 +24,7 @@ from gpucalc.graph import Attention, Block, Graph, Linear, Norm, Shard, Stack, V
 from gpucalc.line import Kind, Line, compute, total
 
 UNIT = "parameters"
+W = TypeVar("W", Linear, Vector, Norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +111,8 @@ def params_of(linear: Linear) -> int:
 def block_linears(block: Block) -> Iterator[Linear]:
     """Every linear layer of one layer, in the order a token meets them."""
     yield from block.linears
-    for part in (block.mixer, block.cross, block.ffn, block.beside):
-        if part is not None:
-            yield from part.linears
+    for part in block.parts:
+        yield from part.linears
 
 
 def linears_of(graph: Graph) -> Iterator[tuple[Linear, int]]:
@@ -133,15 +134,27 @@ def linears_of(graph: Graph) -> Iterator[tuple[Linear, int]]:
             yield linear, 1
 
 
-def block_params(block: Block) -> Line:
-    """Parameters of one layer, part by part."""
+def block_params(block: Block, *, shared: bool = False) -> Line:
+    """Parameters of one layer, part by part: its own, or what it shares with all of its kind."""
     parts: list[Line] = []
     mixer = "attention" if isinstance(block.mixer, Attention) else "mixer"
-    named = ((mixer, block.mixer), ("cross", block.cross), ("ffn", block.ffn), ("dense", block.beside))
+    named = (
+        (mixer, block.mixer),
+        ("state", block.state),
+        ("cross", block.cross),
+        ("ffn", block.ffn),
+        ("dense", block.beside),
+    )
     for name, part in named:
         if part is not None:
-            parts.append(total(name, (*_linears(part.linears), *_vectors(part.vectors)), unit=UNIT))
-    rest = (*_linears(block.linears), *_norms(block.norms), *_vectors(block.vectors))
+            inside = (*_linears(_of(part.linears, shared)), *_vectors(_of(part.vectors, shared)))
+            if inside or not (part.linears or part.vectors):
+                parts.append(total(name, inside, unit=UNIT))
+    rest = (
+        *_linears(_of(block.linears, shared)),
+        *_norms(_of(block.norms, shared)),
+        *_vectors(_of(block.vectors, shared)),
+    )
     if rest:
         parts.append(total("norms" if not block.linears else "residual", rest, unit=UNIT))
     return total("layer", tuple(parts), unit=UNIT)
@@ -150,20 +163,27 @@ def block_params(block: Block) -> Line:
 def _stack(stack: Stack) -> Line:
     parts: list[Line] = [*_linears(stack.inputs)]
     for index, block in enumerate(stack.blocks):
-        layer = block_params(block)
-        parts.append(
-            compute(
-                block.name or "layer",
-                repeated_params,
-                layers=stack.count(index),
-                params_per_layer=layer,
-                children=(layer,),
+        layer, shared = block_params(block), block_params(block, shared=True)
+        if layer.children or not shared.children:
+            parts.append(
+                compute(
+                    block.name or "layer",
+                    repeated_params,
+                    layers=stack.count(index),
+                    params_per_layer=layer,
+                    children=(layer,),
+                )
             )
-        )
+        if shared.children:
+            parts.append(total(f"{block.name}, shared", shared.children, unit=UNIT))
     parts += _vectors(stack.vectors)
     if stack.final_norm is not None:
         parts += _norms((stack.final_norm,))
     return total(stack.name, tuple(parts), unit=UNIT)
+
+
+def _of(weights: Iterable[W], shared: bool) -> list[W]:
+    return [weight for weight in weights if weight.shared is shared]
 
 
 def _linears(linears: Iterable[Linear]) -> list[Line]:

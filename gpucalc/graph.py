@@ -25,7 +25,9 @@ class Shard(StrEnum):
 class Linear:
     """A matrix [inputs, outputs] that tokens are multiplied by.
 
-    `copies` identical matrices are held (experts); each token passes through `active` of them.
+    `copies` identical matrices are held (experts); each token passes through `active` of them, or, in a
+    convolution at a higher rate than tokens, `active` times through the one. shared: one set of weights
+    serves every layer of the kind.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Linear:
     shard: Shard = Shard.COLUMN
     copies: int = 1
     active: float = 1.0
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Vector:
     name: str
     params: int
     shard: Shard = Shard.REPLICATED
+    shared: bool = False  # as of a Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class Norm:
     kind: str
     width: int
     params: int
+    shared: bool = False  # as of a Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +163,8 @@ class Block:
     """One kind of layer. parallel: attention and feed-forward read the same residual.
 
     With one norm, a parallel block's parts share its output. `beside` is a second feed-forward part
-    next to the first (a dense one beside experts). `streams`: copies of the residual stream that
+    next to the first (a dense one beside experts); `state` a state space in the layer of an attention,
+    with a norm's output of its own or the attention's. `streams`: copies of the residual stream that
     hyper-connections keep; `linears` are the block's own, such as the maps that mix those streams.
     """
 
@@ -172,6 +178,29 @@ class Block:
     beside: FeedForward | None = None
     linears: tuple[Linear, ...] = ()
     streams: int = 1
+    state: StateMixer | None = None
+
+    @property
+    def parts(self) -> tuple[Mixer | FeedForward, ...]:
+        """What the layer is made of, in order."""
+        every = (self.mixer, self.state, self.cross, self.ffn, self.beside)
+        return tuple(part for part in every if part is not None)
+
+    @property
+    def hidden(self) -> int:
+        """Width of the residual stream; attention beside a state space may read a wider one."""
+        for part in (self.state, self.mixer, self.ffn):
+            if part is not None:
+                return part.hidden
+        return self.norms[0].width
+
+    @property
+    def weights(self) -> tuple[Linear | Vector | Norm, ...]:
+        """Everything that holds parameters."""
+        found: list[Linear | Vector | Norm] = [*self.linears, *self.vectors, *self.norms]
+        for part in self.parts:
+            found += (*part.linears, *part.vectors)
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +225,10 @@ class Stack:
     def count(self, block: int) -> int:
         """How many layers of the stack are of that block kind."""
         return self.layers.count(block)
+
+    def sets(self, block: int, weight: Linear | Vector | Norm) -> int:
+        """How many of that weight the layers of a kind hold."""
+        return min(self.count(block), 1) if weight.shared else self.count(block)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ def layer_line(block: Block, recipe: Recipe, *, seq_len: int, memory_tokens: flo
     parts.extend(_norm_lines(block, recipe, frozen and not trains_norms))
     if block.mixer is not None:
         parts.extend(_mixer_lines(block.mixer, recipe, seq_len, frozen, _norm_kind(block)))
+    if block.state is not None:
+        parts.extend(_mixer_lines(block.state, recipe, seq_len, frozen, _norm_kind(block), "state_input"))
     if block.cross is not None:
         parts.extend(_cross_lines(block.cross, recipe, seq_len, memory_tokens, frozen))
     for ffn in (block.ffn, block.beside):
@@ -41,7 +43,7 @@ def layer_line(block: Block, recipe: Recipe, *, seq_len: int, memory_tokens: flo
             compute(
                 "residual_streams",
                 act.linear_input_saved_bytes,
-                width=block.streams * hidden_of(block),
+                width=block.streams * block.hidden,
                 element_bytes=recipe.activation_bytes,
                 copies=2,
             )
@@ -49,21 +51,13 @@ def layer_line(block: Block, recipe: Recipe, *, seq_len: int, memory_tokens: flo
     if recipe.dropout:
         masks = 2 if block.cross is None else 3
         parts.append(
-            compute("dropout_masks", act.dropout_mask_saved_bytes, width=hidden_of(block), masks=masks)
+            compute("dropout_masks", act.dropout_mask_saved_bytes, width=block.hidden, masks=masks)
         )
     if recipe.adapters is not None:
         parts.extend(_adapter_lines(block, recipe.adapters, recipe))
         if recipe.adapters.keeps_frozen_inputs:
             parts.extend(_frozen_input_lines(block, recipe))
     return total("saved_per_token", tuple(parts), unit="bytes/token")
-
-
-def hidden_of(block: Block) -> int:
-    if block.mixer is not None:
-        return block.mixer.hidden
-    if block.ffn is not None:
-        return block.ffn.hidden
-    return block.norms[0].width
 
 
 def _norm_kind(block: Block) -> str:
@@ -112,12 +106,17 @@ def _inputs(
 
 
 def _mixer_lines(
-    mixer: Attention | StateMixer, recipe: Recipe, seq_len: int, frozen: bool, norm_kind: str
+    mixer: Attention | StateMixer,
+    recipe: Recipe,
+    seq_len: int,
+    frozen: bool,
+    norm_kind: str,
+    reads: str = "mixer_input",
 ) -> list[Line]:
     size = recipe.activation_bytes
     lines: list[Line] = []
     if not frozen:
-        lines += _inputs("mixer_input", mixer.linears, mixer.hidden, recipe)
+        lines += _inputs(reads, mixer.linears, mixer.hidden, recipe)
     if isinstance(mixer, StateMixer):
         projected = sum(linear.outputs for linear in mixer.linears if linear.inputs == mixer.hidden)
         if mixer.kind == "mamba2":
@@ -358,7 +357,7 @@ def _mlp_line(name: str, ffn: int, gated: bool, activation: str, recipe: Recipe,
 def _frozen_input_lines(block: Block, recipe: Recipe) -> list[Line]:
     """Inputs of quantised linears: bitsandbytes keeps them though the weight is frozen, once per tensor."""
     lines: list[Line] = []
-    for part, name in ((block.mixer, "mixer"), (block.ffn, "mlp")):
+    for part, name in ((block.mixer, "mixer"), (block.state, "state"), (block.ffn, "mlp")):
         if part is None:
             continue
         for width in dict.fromkeys(linear.inputs for linear in part.linears):
@@ -382,7 +381,7 @@ def _adapter_lines(block: Block, adapters: Adapters, recipe: Recipe) -> list[Lin
     # An adapter in the activations' type reads the input its neighbours read, and the output projection's
     # reads the attention output; one of another type, or with dropout, makes a copy of its own.
     shares = adapters.input_bytes == activation_bytes and not adapters.casts and not adapters.dropout
-    for part in (block.mixer, block.ffn):
+    for part in (block.mixer, block.state, block.ffn):
         if part is None:
             continue
         # A quantised kernel keeps the same tensor.

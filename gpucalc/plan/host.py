@@ -57,7 +57,7 @@ def _weights(held: Params, graph: Graph, recipe: Recipe) -> float:
     if adapters is None:
         return held.total * recipe.parameter_bytes
     linears = sum(
-        linear.copies * linear.inputs * linear.outputs * stack.count(index)
+        linear.copies * linear.inputs * linear.outputs * stack.sets(index, linear)
         for stack in graph.stacks
         for index, block in enumerate(stack.blocks)
         for linear in block_linears(block)
@@ -72,7 +72,7 @@ def _trained(held: Params, graph: Graph, recipe: Recipe) -> float:
     if adapters is None:
         return held.total
     return sum(
-        adapters.rank * (linear.inputs + linear.outputs) * linear.copies * stack.count(index)
+        adapters.rank * (linear.inputs + linear.outputs) * linear.copies * stack.sets(index, linear)
         for stack in graph.stacks
         for index, block in enumerate(stack.blocks)
         for linear in block_linears(block)

@@ -225,7 +225,7 @@ def dora_weights(rank: Rank, *, one_layer: bool = False) -> list[Line]:
         return []
     runs = rank.stage.layers[:1] if one_layer else rank.stage.layers
     elements = sum(
-        (1 if one_layer else run.count) * linear.inputs * linear.outputs
+        (1 if one_layer else run.sets(linear)) * linear.inputs * linear.outputs
         for run in runs
         for linear in block_linears(run.block)
         if linear.name in adapters.targets

@@ -173,7 +173,7 @@ def adapter_states(rank: Rank) -> tuple[Line, ...]:
     """The frozen base, the adapters and their optimizer states."""
     recipe, adapters, layout = rank.recipe, rank.recipe.adapters, rank.layout
     assert adapters is not None
-    linear = sum(run.params.linear * run.count for run in rank.stage.layers) / layout.tp
+    linear = sum(run.held.linear for run in rank.stage.layers) / layout.tp
     rest = rank.dense - linear
     base_stage = layout.zero_stage if adapters.base_sharded else 0
     frozen = total(

@@ -106,10 +106,10 @@ def _matrices(rank: Rank) -> list[tuple[float, float, float]]:
         for linear in block_linears(run.block):
             if adapters is None:
                 rows, columns, copies = _held(rank, linear)
-                found.append((rows, columns, copies * run.count))
+                found.append((rows, columns, copies * run.sets(linear)))
             elif linear.name in adapters.targets:
-                found.append((linear.inputs, adapters.rank, run.count))
-                found.append((adapters.rank, linear.outputs, run.count))
+                found.append((linear.inputs, adapters.rank, run.sets(linear)))
+                found.append((adapters.rank, linear.outputs, run.sets(linear)))
     return found
 
 
@@ -135,4 +135,5 @@ def _vectors(rank: Rank) -> list[tuple[float, float]]:
     """Norm weights of layers: size and number."""
     if rank.recipe.adapters is not None:
         return []
-    return [(norm.params, run.count) for run in rank.stage.layers for norm in run.block.norms if norm.params]
+    runs = rank.stage.layers
+    return [(norm.params, run.sets(norm)) for run in runs for norm in run.block.norms if norm.params]

@@ -86,14 +86,14 @@ class Rank:
         adapters = self.recipe.adapters
         assert adapters is not None
         return sum(
-            run.count
-            * sum(
+            run.sets(linear)
+            * (
                 adapters.rank * (linear.inputs + linear.outputs)
                 + (linear.outputs if adapters.kind == "dora" else 0)
-                for linear in block_linears(run.block)
-                if linear.name in adapters.targets
             )
             for run in self.stage.layers
+            for linear in block_linears(run.block)
+            if linear.name in adapters.targets
         )
 
     def trained_params(self) -> float:
@@ -124,7 +124,7 @@ class Rank:
         if one_layer:
             layer = self.stage.layers[0].params
             return layer.linear / layout.tp + layer.expert / (layout.ep * layout.etp)
-        dense = sum(run.params.linear * run.count for run in self.stage.layers) / layout.tp
+        dense = sum(run.held.linear for run in self.stage.layers) / layout.tp
         return dense + self.expert
 
     def run_tokens(self, run: LayerRun) -> float:

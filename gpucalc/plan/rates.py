@@ -32,7 +32,7 @@ def sample_flops(graph: Graph, recipe: Recipe) -> tuple[Num, Num]:
         shape = stack_shape(graph, stack, one, recipe)
         for index, block in enumerate(stack.blocks):
             layers = stack.count(index)
-            for part in (block.mixer, block.cross, block.ffn):
+            for part in (block.mixer, block.state, block.cross, block.ffn):
                 if part is None:
                     continue
                 linear = linear + layers * _linear_flops(part.linears, shape.tokens)
@@ -84,7 +84,7 @@ def _layer_flops(graph: Graph, recipe: Recipe) -> tuple[Num, Num]:
     for stack in graph.stacks:
         tokens = stack.tokens if stack.tokens is not None else recipe.seq_len
         for index, block in enumerate(stack.blocks):
-            parts = [part for part in (block.mixer, block.cross, block.ffn) if part is not None]
+            parts = [part for part in (block.mixer, block.state, block.cross, block.ffn) if part is not None]
             count = stack.count(index)
             layers = layers + count * sum(_linear_flops(part.linears, tokens) for part in parts)
             if parts and parts[-1].linears:

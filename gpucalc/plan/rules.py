@@ -156,7 +156,7 @@ def model_rules(graph: Graph, d: Degrees) -> list[str]:
 
     for stack in graph.stacks:
         for block in stack.blocks:
-            for mixer in (block.mixer, block.cross):
+            for mixer in (block.mixer, block.state, block.cross):
                 if isinstance(mixer, Attention):
                     if mixer.heads % d.tp:
                         add(_divides("tp", d.tp, "attention heads", mixer.heads))

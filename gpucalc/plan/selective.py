@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpucalc.formulas import activations as act
 from gpucalc.graph import Attention, Block, Mlp, Moe, Shard
 from gpucalc.line import Line, compute, total
-from gpucalc.plan.activation import expert_tensors, experts_line, hidden_of, layer_line
+from gpucalc.plan.activation import expert_tensors, experts_line, layer_line
 from gpucalc.plan.layout import Recipe
 
 
@@ -25,12 +25,12 @@ def selective_line(block: Block, recipe: Recipe, *, seq_len: int) -> Line:
     size = recipe.activation_bytes
     parts = [
         compute(
-            "layer_input", act.linear_input_saved_bytes, width=hidden_of(block), element_bytes=size, copies=1
+            "layer_input", act.linear_input_saved_bytes, width=block.hidden, element_bytes=size, copies=1
         )
     ]
     linears = [
         linear
-        for part in (block.mixer, block.ffn)
+        for part in (block.mixer, block.state, block.ffn)
         if part is not None
         for linear in part.linears
         if linear.shard.value != "replicated"
@@ -70,7 +70,7 @@ def selective_line(block: Block, recipe: Recipe, *, seq_len: int) -> Line:
 
 # What of a layer's kept parts a module of Megatron-Core makes again.
 _MODULE_PARTS = {
-    "layernorm": {"mixer_input", "mlp_input", "moe_input"},
+    "layernorm": {"mixer_input", "state_input", "mlp_input", "moe_input"},
     "mlp": {"mlp"},
     "moe": {"experts", "router", "router_input", "shared_experts"},
     "shared_experts": {"shared_experts"},

@@ -25,7 +25,7 @@ class Mixers(Rates):
             return [self._state(part, load)]
         if part is None:
             return []
-        lines = []
+        lines = [self._state(block.state, load)] if block.state is not None else []
         if load.requests:
             lines.append(self._decode_attention(part, load))
         if load.chunk:

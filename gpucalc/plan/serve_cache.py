@@ -40,10 +40,13 @@ def cache_kinds(stage: Stage, layout: ServeLayout, recipe: ServeRecipe, engine: 
     """What the stage's layers keep, by kind."""
     found: dict[tuple[str, int | None, float, float], CacheKind] = {}
     windows = engine.hybrid_groups is not None
-    for run in stage.layers:
-        mixer = run.block.mixer
-        if not run.in_trunk or mixer is None:
-            continue
+    mixers = [
+        (run, mixer)
+        for run in stage.layers
+        for mixer in (run.block.mixer, run.block.state)
+        if run.in_trunk and mixer is not None
+    ]
+    for run, mixer in mixers:
         if isinstance(mixer, StateMixer):
             kind = _state(mixer, run.count, layout, recipe, engine)
         else:

@@ -312,7 +312,7 @@ class Server(Mixers):
     def _reductions(self, block: Block, rows: float) -> list[Line]:
         if self.layout.tp == 1:
             return []
-        parts = [part for part in (block.mixer, block.ffn) if part is not None]
+        parts = [part for part in (block.mixer, block.state, block.ffn) if part is not None]
         count = 1 if block.parallel else len(parts)
         if isinstance(block.ffn, Moe) and self.layout.expert_ranks > self.layout.tp:
             count -= 1  # experts take and return their tokens by exchange

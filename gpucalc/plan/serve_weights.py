@@ -7,7 +7,7 @@ rounds each of the joined tensors; both are followed, since they are worth half 
 from __future__ import annotations
 
 from gpucalc.formulas import serving_memory as mem
-from gpucalc.graph import Attention, Block, Graph, Linear, Moe, Shard
+from gpucalc.graph import Attention, Block, Graph, Linear, Moe, Shard, Vector
 from gpucalc.line import Kind, Line, compute, total
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, WeightFormat
 from gpucalc.plan.stages import LayerRun, Params, Stage
@@ -36,7 +36,8 @@ def stage_weights(
     if stage.embedding.total and not on_host:
         rows = graph.embedding.vocab if graph.embedding is not None else 0
         parts.append(_table("embedding", stage.embedding, rows, layout, recipe, held.embedding))
-    parts += [_layers(run, layout, recipe, engine) for run in stage.layers]
+    for run in stage.layers:
+        parts += _layers(run, layout, recipe, engine)
     if stage.head.total:
         rows = graph.head.vocab if graph.head is not None else 0
         parts.append(_table("head", stage.head, rows, layout, recipe, held.head))
@@ -81,10 +82,20 @@ def _sized(name: str, params: float | Line, each: float, held: WeightFormat) -> 
     return compute(name, mem.served_weight_bytes, params=params, bytes_per_param=per_param)
 
 
-def _layers(run: LayerRun, layout: ServeLayout, recipe: ServeRecipe, engine: EngineEra) -> Line:
-    """One kind of layer: its tensors as the engine joins them, times how many there are."""
+def _layers(run: LayerRun, layout: ServeLayout, recipe: ServeRecipe, engine: EngineEra) -> list[Line]:
+    """One kind of layer: its tensors times how many there are, and what all of them share."""
+    lines = [_layer(run, layout, recipe, engine, shared=False)]
+    return [*lines, _layer(run, layout, recipe, engine, shared=True)] if run.shared.total else lines
+
+
+def _layer(
+    run: LayerRun, layout: ServeLayout, recipe: ServeRecipe, engine: EngineEra, *, shared: bool
+) -> Line:
+    """The tensors of one kind of layer as the engine joins them, times how many there are."""
     tensors: dict[str, list[Line]] = {}
     for linear, attention in _linears(run.block):
+        if linear.shared is not shared:
+            continue
         name = _JOINED.get(linear.name, linear.name) if recipe.engine in JOINS else linear.name
         tensors.setdefault(name, []).append(
             _matrix(linear, attention, run, layout, recipe, engine),
@@ -95,34 +106,35 @@ def _layers(run: LayerRun, layout: ServeLayout, recipe: ServeRecipe, engine: Eng
         if recipe.engine in TORCH:
             whole = compute(name, mem.allocated_block_bytes, tensor_bytes=whole)
         parts.append(whole)
-    loose = _vectors(run, layout)
+    loose = _vectors(run.block, layout, shared=shared)
     if loose:
         parts.append(_sized("norms_and_vectors", loose, recipe.weights.rest, recipe.weights))
     layer = total("layer", tuple(parts), unit="bytes")
     name = run.block.name if run.in_trunk else f"{run.stack.name}_{run.block.name}"
     return compute(
-        f"layers_{name}", mem.repeated_layer_bytes, layers=run.count, layer_bytes=layer, children=(layer,)
+        f"shared_{name}" if shared else f"layers_{name}",
+        mem.repeated_layer_bytes,
+        layers=1 if shared else run.count,
+        layer_bytes=layer,
+        children=(layer,),
     )
 
 
 def _linears(block: Block) -> list[tuple[Linear, Attention | None]]:
     found: list[tuple[Linear, Attention | None]] = [(linear, None) for linear in block.linears]
-    for part in (block.mixer, block.cross, block.ffn, block.beside):
-        if part is not None:
-            attention = part if isinstance(part, Attention) else None
-            found += [(linear, attention) for linear in part.linears]
+    for part in block.parts:
+        attention = part if isinstance(part, Attention) else None
+        found += [(linear, attention) for linear in part.linears]
     return found
 
 
-def _vectors(run: LayerRun, layout: ServeLayout) -> float:
-    block = run.block
-    count = float(sum(norm.params for norm in block.norms))
-    vectors = list(block.vectors)
-    for part in (block.mixer, block.cross, block.ffn, block.beside):
-        if part is not None:
-            vectors += part.vectors
-    for vector in vectors:
-        count += vector.params if vector.shard is Shard.REPLICATED else vector.params / layout.tp
+def _vectors(block: Block, layout: ServeLayout, *, shared: bool) -> float:
+    count = 0.0
+    for weight in block.weights:
+        if isinstance(weight, Linear) or weight.shared is not shared:
+            continue
+        divided = isinstance(weight, Vector) and weight.shard is not Shard.REPLICATED
+        count += weight.params / layout.tp if divided else weight.params
     return count
 
 

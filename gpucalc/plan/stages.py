@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpucalc.graph import Block, Graph, Linear, Moe, Shard, Stack, Vector
+from gpucalc.graph import Block, Graph, Linear, Moe, Norm, Shard, Stack, Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,16 @@ class LayerRun:
     count: int
     params: Params  # of one layer
     in_trunk: bool
+    shared: Params = Params()  # those of one layer that serve all of the kind
+
+    @property
+    def held(self) -> Params:
+        """Parameters of all its layers: what they share once."""
+        return self.params.times(self.count) + self.shared.times(1 - self.count)
+
+    def sets(self, weight: Linear | Norm) -> int:
+        """How many of a layer's weight there are."""
+        return 1 if weight.shared else self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +76,7 @@ class Stage:
         """Everything the stage holds."""
         result = self.embedding + self.head + self.extra
         for run in self.layers:
-            result = result + run.params.times(run.count)
+            result = result + run.held
         return result
 
     @property
@@ -82,23 +92,32 @@ class Stage:
 
 def block_linears(block: Block) -> tuple[Linear, ...]:
     """Every matrix of a block."""
-    parts = [part for part in (block.mixer, block.cross, block.ffn, block.beside) if part is not None]
-    return (*block.linears, *(linear for part in parts for linear in part.linears))
+    return (*block.linears, *(linear for part in block.parts for linear in part.linears))
 
 
-def block_params(block: Block) -> Params:
-    """Parameters of one layer of that kind."""
-    vectors = [*block.vectors, *(Vector(norm.name, norm.params) for norm in block.norms)]
-    for part in (block.mixer, block.cross, block.ffn, block.beside):
-        if part is not None:
-            vectors.extend(part.vectors)
-    return _params(block_linears(block), tuple(vectors))
+def block_params(block: Block, *, shared: bool = False) -> Params:
+    """Parameters of one layer of that kind; shared: those alone that serve every layer of it."""
+    weights = [weight for weight in block.weights if weight.shared or not shared]
+    return _params(
+        tuple(weight for weight in weights if isinstance(weight, Linear)),
+        tuple(
+            Vector(weight.name, weight.params) if isinstance(weight, Norm) else weight
+            for weight in weights
+            if not isinstance(weight, Linear)
+        ),
+    )
+
+
+def _run(
+    stack: Stack, block: Block, count: int, kinds: dict[int, tuple[Params, Params]], trunk: bool
+) -> LayerRun:
+    params, shared = kinds[id(block)]
+    return LayerRun(stack, block, count, params, trunk, shared)
 
 
 def block_tensors(block: Block) -> int:
     """How many tensors the parameters of a layer are kept in."""
-    parts = [part for part in (block.mixer, block.cross, block.ffn, block.beside) if part is not None]
-    vectors = len(block.vectors) + sum(len(part.vectors) for part in parts)
+    vectors = len(block.vectors) + sum(len(part.vectors) for part in block.parts)
     norms = sum(2 if norm.kind == "layernorm" else 1 for norm in block.norms if norm.params)
     return vectors + norms + sum(linear.copies * (2 if linear.bias else 1) for linear in block_linears(block))
 
@@ -153,7 +172,11 @@ def stages(
         held = Params(sharded=network.params, linear=network.params) if network else Params()
         return (Stage(0, (), Params(), Params(), held, True, True),)
     trunk = graph.trunk
-    kinds = {id(block): block_params(block) for stack in graph.stacks for block in stack.blocks}
+    kinds = {
+        id(block): (block_params(block), block_params(block, shared=True))
+        for stack in graph.stacks
+        for block in stack.blocks
+    }
     owned = owned_chunks(pp=pp, vpp=vpp, schedule=schedule)
     last = max(chunk for chunks in owned for chunk in chunks)
     in_chunk = chunk_layers(graph, pp=last + 1, vpp=1, sizes=sizes)
@@ -170,17 +193,14 @@ def stages(
 def _stage(
     graph: Graph,
     trunk: Stack,
-    kinds: dict[int, Params],
+    kinds: dict[int, tuple[Params, Params]],
     counts: dict[int, int],
     *,
     rank: int,
     first: bool,
     last: bool,
 ) -> Stage:
-    runs = [
-        LayerRun(trunk, trunk.blocks[index], count, kinds[id(trunk.blocks[index])], True)
-        for index, count in sorted(counts.items())
-    ]
+    runs = [_run(trunk, trunk.blocks[index], count, kinds, True) for index, count in sorted(counts.items())]
     extra = _params((), graph.vectors) + _params(graph.linears, ()) if first else Params()
     for stack in graph.stacks:
         if stack is trunk:
@@ -191,7 +211,7 @@ def _stage(
             continue
         if first:
             runs.extend(
-                LayerRun(stack, block, stack.count(index), kinds[id(block)], False)
+                _run(stack, block, stack.count(index), kinds, False)
                 for index, block in enumerate(stack.blocks)
             )
             norm = stack.final_norm.params if stack.final_norm is not None else 0

@@ -14,7 +14,7 @@ from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links
 from gpucalc.plan.rank import Rank
 from gpucalc.plan.stage_time import StageTime, rank_params
-from gpucalc.plan.stages import Stage, block_tensors
+from gpucalc.plan.stages import Stage, block_linears, block_tensors
 from gpucalc.plan.step_rates import (
     ABOVE,
     CONTENTION,
@@ -45,11 +45,10 @@ def _trained(stage: Stage, layout: Layout, recipe: Recipe) -> tuple[Num, Num]:
         return rank_params(stage.params, layout)
     trained: Num = 0
     for run in stage.layers:
-        for part in (run.block.mixer, run.block.cross, run.block.ffn):
-            for linear in part.linears if part is not None else ():
-                if linear.name in recipe.adapters.targets:
-                    each = recipe.adapters.rank * (linear.inputs + linear.outputs)
-                    trained = trained + run.count * each
+        for linear in block_linears(run.block):
+            if linear.name in recipe.adapters.targets:
+                each = recipe.adapters.rank * (linear.inputs + linear.outputs)
+                trained = trained + run.sets(linear) * each
     return trained / layout.tp, 0
 
 
@@ -258,7 +257,7 @@ def optimizer_line(stage: Stage, layout: Layout, recipe: Recipe, device: Device,
     calls = _optimizer_calls(stage, recipe)
     if calls:
         # The host is the slower side on the many small tensors of the layers, not on the tables.
-        in_layers = sum(run.count * run.params.total for run in stage.layers) / stage.params.total
+        in_layers = sum(run.held.total for run in stage.layers) / stage.params.total
         device_s = total("device", tuple(parts), unit="s")
         parts.append(
             compute(

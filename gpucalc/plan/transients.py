@@ -137,7 +137,7 @@ def forward_transients(rank: Rank) -> tuple[Line, ...]:
 def _deepspeed_live(rank: Rank) -> Line:
     held = rank.dense + rank.expert
     if rank.recipe.adapters is not None and not rank.recipe.adapters.base_sharded:
-        linears = sum(run.params.linear * run.count for run in rank.stage.layers) / rank.layout.tp
+        linears = sum(run.held.linear for run in rank.stage.layers) / rank.layout.tp
         held = rank.dense - linears  # the quantised base is whole on every rank
     return compute(
         "gathered_weights",

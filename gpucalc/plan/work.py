@@ -308,8 +308,8 @@ def layer_work(block: Block, shape: Shape, layout: Layout, recipe: Recipe, devic
     for norm in block.norms:
         if norm.kind != "none":
             _norm(work, norm, outside, code, stream, device)
-    parts: list[Mixer | FeedForward] = [p for p in (block.mixer, block.cross, block.ffn) if p is not None]
-    hidden = parts[0].hidden if parts else block.norms[0].width
+    parts = [p for p in (block.mixer, block.state, block.cross, block.ffn) if p is not None]
+    hidden = block.hidden
     work.calls += LAYER_CALLS[code]
     for index, _ in enumerate(parts[: 1 if block.parallel else None], start=1):
         _elementwise(work, f"residual_{index}", outside, hidden, RESIDUAL_PASSES[code], stream, device)
