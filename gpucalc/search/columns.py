@@ -24,9 +24,9 @@ from gpucalc.search.found import RIVALS, UNFIT, Candidate, Found, merit
 from gpucalc.search.space import Axes, Space, Structure
 from gpucalc.search.worth import Scale
 
-CELLS_AT_A_TIME = 65_536  # a block's float64 columns, half a MiB each, stay in the last level of cache
+CELLS_AT_A_TIME = 131_072  # a block's float64 columns, half a MiB each, stay in the last level of cache
 # Axes of no more cells keep what their layouts have in common; it would be hundreds of megabytes of more.
-CELLS_KEPT = 4 * CELLS_AT_A_TIME
+CELLS_KEPT = 2 * CELLS_AT_A_TIME
 
 Column = Any  # a numpy array of five axes that broadcasts to a block, or one number
 Progress = Callable[[int, int], None]
@@ -36,34 +36,36 @@ def search(space: Space, scale: Scale, *, keep: int, progress: Progress | None =
     """Every legal layout of a space: the best few, the front, and counts."""
     began = time.process_time()
     keeper = _Keeper(keep)
-    made: dict[tuple[Any, ...], _Columns] = {}
-    known: dict[tuple[Axes, Any], _Known] = {}
-    structures = list(space.structures())
-    last: int | None = None
+    sharing: dict[tuple[Any, Axes], list[Structure]] = {}
+    for one in space.structures():
+        for axes in space.axes(one):
+            sharing.setdefault(((one.pp, one.schedule), axes), []).append(one)
+    done, total = 0, sum(map(len, sharing.values()))
     with np.errstate(all="ignore"):  # candidates that are no layouts may divide by nothing
-        for number, one in enumerate(structures):
-            if one.pp != last:  # other stages: nothing made before serves again
-                made.clear()
-                known.clear()
-                last = one.pp
-            for whole in space.axes(one):
-                for axes, recipe in _by_recipe(space, scale, one, whole):
-                    for cut in _cuts(axes):
-                        key = (cut, one.schedule, space.stands_for_one(one))
-                        columns = made.get(key)
-                        if columns is None:
-                            columns = made[key] = _Columns(space, one, cut)
-                        if columns.legal_count:
-                            shared = _Known()
-                            if axes.size <= CELLS_KEPT:
-                                shared = known.setdefault((cut, one.schedule), shared)
-                            _block(space, scale, one, columns, recipe, shared, keeper)
+        for (_, axes), structures in sharing.items():
+            _share(space, scale, axes, structures, keeper)
+            done += len(structures)
             if progress is not None:
-                progress(number + 1, len(structures))
+                progress(done, total)
     found = keeper.found(space)
     found.seconds = time.process_time() - began
     found.in_columns = True
     return found
+
+
+def _share(space: Space, scale: Scale, whole: Axes, structures: list[Structure], keeper: _Keeper) -> None:
+    """Structures on the same axes, which have in common what their stages do."""
+    made: dict[tuple[Axes, bool], _Columns] = {}
+    known: dict[Axes, _Known] = {}
+    for one in structures:
+        for axes, recipe in _by_recipe(space, scale, one, whole):
+            for cut in _cuts(axes):
+                key = (cut, space.stands_for_one(one))
+                if key not in made:
+                    made[key] = _Columns(space, one, cut)
+                if made[key].legal_count:
+                    kept = _Known() if axes.size > CELLS_KEPT else known.setdefault(cut, _Known())
+                    _block(space, scale, one, made[key], recipe, kept, keeper)
 
 
 def _by_recipe(space: Space, scale: Scale, one: Structure, axes: Axes) -> Iterator[tuple[Axes, Recipe]]:
