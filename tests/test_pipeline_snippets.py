@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from test_readme import README, files
+from test_readme import FILES, README
 
 from gpucalc.__main__ import main
 from gpucalc.report.formats import FORMATS
@@ -18,7 +18,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def snippet(name: str) -> Any:
-    return yaml.safe_load(files()[name])
+    return yaml.safe_load(FILES[name])
 
 
 def commands_in(item: Any) -> list[str]:
@@ -48,7 +48,7 @@ def test_the_commands_run_and_write_the_files_the_services_read(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "checks.yaml").write_text(files()["checks.yaml"], "utf-8")
+    (tmp_path / "checks.yaml").write_text(FILES["checks.yaml"], "utf-8")
     main(["check", "checks.yaml", "--format", "json", "-o", "baseline.json"])
     capsys.readouterr()
     words = shlex.split(command)
