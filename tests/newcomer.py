@@ -3,7 +3,7 @@
     python tests/newcomer.py README.md
 
 Runs in the current folder with the shell's own PATH, and stops at the first command that does not exit as the
-page says. Blocks of shell that are not marked `sh` need what one machine has not; they are listed at the end.
+page says. Blocks of shell not marked `sh` need what one machine may lack; they are listed at the end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(path: str) -> None:
     print(f"{follow(page)} commands of {path} do what it says")
     for block in re.findall(r"^```bash\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
         if not block.startswith("# "):  # a file, which was written
-            print(f"not run, it needs several machines:\n{block}", end="")
+            print(f"not run, it needs GPUs or several machines:\n{block}", end="")
 
 
 if __name__ == "__main__":
