@@ -14,6 +14,7 @@ HEAVY = ("numpy", "torch", "pynvml", "rich", "transformers")
 
 COMMANDS = (
     "plan llama-3-8b --gpus 8xH100-SXM --json",
+    "plan llama-3-8b --gpus 8xH100-SXM --set run.micro_batch=auto --set run.recompute=auto --json",
     "explain llama-3-8b weights --gpus 8xH100-SXM --json",
     "gpus show H100-SXM --json",
     "--help",
