@@ -217,3 +217,10 @@ def test_where_nothing_fits_the_least_memory_is_taken() -> None:
     space = Space(subject.graph, run, cluster)
     found = explore(subject, space, cluster)
     assert (found.fitting, found.best[0].fits, found.best[0].values["micro_batch"]) == (0, False, 1)
+
+
+def test_states_are_not_cut_along_the_sequence() -> None:
+    spec = CATALOG.model("mamba2-2.7b")
+    graph = build_graph(spec)
+    space = Space(graph, run_of("megatron"), CLUSTERS["a100-sxm-40gb", 8])
+    assert {one["cp"] for one in space.candidates()} == {1}

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from gpucalc.errors import Infeasible
-from gpucalc.graph import Graph, Moe
+from gpucalc.graph import Graph, Moe, StateMixer
 from gpucalc.num import Num, where
 from gpucalc.plan.resolve import resolve_layout, sequence_length
 from gpucalc.plan.rules import (
@@ -134,6 +134,8 @@ class Space:
         self.domain = max(cluster.nvlink_domain, 1)
         self.open = tuple(key for key in AUTO_KEYS if getattr(run, key) == "auto")
         blocks = [block for stack in graph.stacks for block in stack.blocks]
+        # What ranks of a context group hand each other of a state is no cost that the formulas know.
+        self.has_states = any(isinstance(block.mixer, StateMixer) for block in blocks)
         self.has_experts = any(isinstance(block.ffn, Moe) for block in blocks)
         self.layers = len(graph.trunk.layers) if graph.stacks else 1
         self.seq_len = sequence_length(run, graph)
@@ -259,7 +261,7 @@ class Space:
     @cached_property
     def _cp_values(self) -> list[int]:
         values = divisors(self.gpus) if self.run.cp == "auto" else [self.run.cp]
-        if self.run.cp == "auto" and not (self.graph.stacks and self._knows("cp")):
+        if self.run.cp == "auto" and (not self.graph.stacks or self.has_states or not self._knows("cp")):
             return [1]
         return [c for c in values if not uneven_halves(self._degrees(cp=c))]
 
