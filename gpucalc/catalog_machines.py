@@ -251,7 +251,7 @@ class _Builder:
             middle,
             "USD/h",
             Kind.ASSUMED,
-            source="; ".join({f.cited for f in figures}),
+            source="; ".join(dict.fromkeys(figure.cited for figure in figures)),
             note=note,
         )
 

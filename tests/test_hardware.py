@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gpucalc.catalog import Catalog, shipped
@@ -193,6 +195,21 @@ def test_eight_h100(catalog: Catalog) -> None:
     said = " / ".join(one.assumptions)
     assert "dgx-h100" in said
     assert "2026" in said
+
+
+def test_a_price_names_its_sources_in_the_order_of_the_offers(tmp_path: Path) -> None:
+    keys = [f"shop_{letter}" for letter in "hfbdgace"]
+    (tmp_path / "prices").mkdir()
+    (tmp_path / "sources.yaml").write_text("".join(f"{key}: Price list of {key}\n" for key in keys))
+    offers = "".join(
+        f"- {{provider: {key}, date: '2026-09', usd_per_gpu_hour: {{value: 1, unit: USD/h, kind: datasheet,"
+        f" source: [{key}]}}}}\n"
+        for key in keys
+    )
+    (tmp_path / "prices" / "l4.yaml").write_text(f"id: l4\noffers:\n{offers}")
+    price = cluster(Catalog([tmp_path, shipped()]), "1xl4").price_per_gpu_hour
+    assert price is not None
+    assert price.source == "; ".join(f"{key}: Price list of {key}" for key in keys)
 
 
 def test_sixteen_h100_cross_infiniband(catalog: Catalog) -> None:
