@@ -147,6 +147,10 @@ class Hunt:
                 by_file.setdefault(item.path, []).append(item)
         texts = {path: path.read_text(encoding="utf-8") for path in by_file}
         sources = {item: inspect.getsource(item.function) for items in by_file.values() for item in items}
+        for name in sorted({mutant.formula for mutant in self.found}):
+            same = Mutant(name, "unchanged", lambda: None)
+            if self._noticed(same, [item for item, text in sources.items() if name in text]):
+                raise pytest.UsageError(f"the tests of {name} fail without a change")
         for done, mutant in enumerate(self.found, 1):
             word = mutant.formula
             own = [item for item, text in sources.items() if word in text]
