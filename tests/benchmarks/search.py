@@ -67,10 +67,9 @@ def open_run(case: Case) -> TrainRun:
 
 
 def main() -> None:
-    for words in (
-        ["plan", "megatron-1t", "--json"],
-        ["plan", "llama-3-70b", "--gpus", "2x8xH100-SXM", "--search", "--json"],
-    ):
+    sixteen = "plan models/llama-3-70b --gpus 2x8xH200 --search --json"
+    sixteen += " --set run.framework=megatron --set run.global_batch=256"
+    for words in (["plan", "megatron-1t", "--json"], sixteen.split()):
         start = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-c", ALONE, *words], capture_output=True, text=True, check=True
