@@ -23,6 +23,10 @@ def build_graph(spec: ModelSpec) -> Graph:
         from gpucalc.builders.decoder import decoder
 
         return decoder(d)
+    if form == "wav2vec2":
+        from gpucalc.builders.audio import wav2vec2
+
+        return wav2vec2(d)
     if form in ("vit", "clip"):
         from gpucalc.builders import vision
 

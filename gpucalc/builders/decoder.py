@@ -38,15 +38,18 @@ def decoder(d: Draft) -> Graph:
     vocab = d.vocab()
     letters = _letters(d, layers)
     single = t.norms_per_block == 1 and not t.parallel_block  # one part a layer, as Mamba and Nemotron-H
-    blocks: dict[tuple[str, bool], int] = {}
+    blocks: dict[tuple[str, bool, int], int] = {}
     order: list[int] = []
     drawn: list[Block] = []
+    both = 0  # layers so far that have attention and a state space
     for layer, letter in enumerate(letters):
         routed = letter == "E" or (letter != "-" and not single and is_moe(d, layer))
-        kind = (letter, routed)
+        turn = both % spec.shared.blocks if spec.shared is not None and letter == "B" else 0
+        both += letter == "B"
+        kind = (letter, routed, turn)
         if kind not in blocks:
             blocks[kind] = len(drawn)
-            drawn.append(_block(d, letter, routed, hidden))
+            drawn.append(_block(d, letter, routed, hidden, turn))
         order.append(blocks[kind])
     width = spec.embedding_width or hidden
     vectors = []
@@ -122,15 +125,19 @@ def _letters(d: Draft, layers: int) -> str:
     return letters
 
 
-def _block(d: Draft, letter: str, routed: bool, hidden: int) -> Block:
+def _block(d: Draft, letter: str, routed: bool, hidden: int, turn: int = 0) -> Block:
     t, spec = d.traits, d.spec
+    if letter == "B" and spec.shared is not None:
+        from gpucalc.builders import shared
+
+        return shared.beside_state(d, hidden, turn)
     mixer: Mixer | None = None
     ffn: FeedForward | None = None
     if letter == "M":
         mixer = state.mamba(d, hidden)
     elif letter == "L":
         mixer = state.linear_attention(d, hidden)
-    elif letter in _WORDS:
+    elif letter in _WORDS or letter == "B":
         mixer = _attention(d, letter, hidden)
     beside: FeedForward | None = None
     single = t.norms_per_block == 1 and not t.parallel_block  # one part a layer
@@ -141,6 +148,8 @@ def _block(d: Draft, letter: str, routed: bool, hidden: int) -> Block:
     elif mixer is None or not single:
         ffn = family_mlp(d, hidden, d.ffn())
     mixed = mixer.kind if mixer is not None and letter in "ML" else _WORDS.get(letter, "")
+    if letter == "B":
+        mixed = "full+mamba"
     fed = ("moe" if routed else "mlp") if ffn is not None else ""
     streams = spec.compressed.residual_streams if spec.compressed else 1
     linears: tuple[Linear, ...] = ()
@@ -163,6 +172,7 @@ def _block(d: Draft, letter: str, routed: bool, hidden: int) -> Block:
         beside=beside,
         linears=linears,
         streams=streams,
+        state=state.mamba(d, hidden) if letter == "B" else None,
     )
 
 
@@ -230,7 +240,7 @@ def _attention(d: Draft, letter: str, hidden: int) -> Attention:
         kv_heads=kv_heads,
         head_dim=head_dim,
         v_dim=v_dim,
-        kind=_WORDS[letter],
+        kind=_WORDS.get(letter, "full"),
         span=span,
         shared_kv=shared_kv,
         sinks=t.sinks == "all" or (t.sinks == "sliding" and letter == "S"),

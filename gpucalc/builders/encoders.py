@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from gpucalc.builders import shared
 from gpucalc.builders.parts import Draft, attention, family_mlp, norm
 from gpucalc.errors import InputError
 from gpucalc.graph import Attention, Block, Embedding, Graph, Head, Linear, Norm, Shard, Stack, Vector
@@ -67,6 +68,10 @@ def bert(d: Draft) -> Graph:
         near = replace(full.mixer, kind="sliding", span=window)
         blocks.append(replace(full, name="sliding+mlp", mixer=near))
         order = [1 if letter == "S" else 0 for letter in letters]
+    if spec.shared is not None:
+        sets = spec.shared.blocks
+        blocks = [replace(shared.whole(full), name=f"shared_{i + 1}") for i in range(sets)]
+        order = [layer * sets // layers for layer in range(layers)]
     if modern:  # the embedding norm takes the place of the first layer's
         first = replace(full, name="first", norms=full.norms[1:])
         blocks.append(first)
@@ -79,7 +84,8 @@ def bert(d: Draft) -> Graph:
         )
     elif d.key == "mpnet":
         stack_vectors = (Vector("relative_positions", T5_BUCKETS * d.need("heads")[0], Shard.COLUMN),)
-    widened = (Linear("embedding_in", width, hidden, True, Shard.REPLICATED),) if width != hidden else ()
+    factorised = width != hidden or d.key == "albert"
+    widened = (Linear("embedding_in", width, hidden, True, Shard.REPLICATED),) if factorised else ()
     return Graph(
         name=spec.label,
         family=spec.family or d.key,

@@ -71,7 +71,7 @@ def _mamba2(d: Draft, hidden: int) -> StateMixer:
         vectors=(
             Vector("conv", mixed * (ssm.conv + 1), Shard.COLUMN),
             Vector("a_log_d_dt", 3 * ssm.heads, Shard.COLUMN),
-            Vector("norm", inner, Shard.COLUMN),
+            *((Vector("norm", inner, Shard.COLUMN),) if ssm.norm else ()),
         ),
         conv=ssm.conv,
         conv_width=mixed,

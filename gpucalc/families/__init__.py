@@ -12,14 +12,9 @@ from gpucalc.families.family import Family
 
 # Known by name and not drawn: better a plain word than a number that is near.
 _REFUSED = {
-    "falcon_h1": "attention and a state-space mixer side by side in every layer",
     "grok_1": "no public class that a drawing could be counted against",
     "gemma3n": "per-layer inputs and alternating updates of several residual streams",
     "mllama": "layers that look across at an image have no drawing beside the decoder's own",
-    "zamba": "one attention block shared by many layers: weights and work differ in count",
-    "zamba2": "one attention block shared by many layers: weights and work differ in count",
-    "albert": "one layer whose weights serve at every depth",
-    "wav2vec2": "the convolutional audio front end has no drawing yet",
 }
 FAMILIES: dict[str, Family] = {
     **PLAIN,

@@ -232,6 +232,7 @@ EXPERTS: dict[str, Family] = {
 }
 
 _MAMBA = Family(norms_per_block=1, position_kind="none", tied_embeddings=True)
+_ZAMBA = Family(norms_per_block=1, position_kind="none", activation="gelu", tied_embeddings=True)
 _QWEN_HYBRID = Family(
     norm="rmsnorm_fp32_weight",
     qk_norm="head",
@@ -258,6 +259,9 @@ HYBRIDS: dict[str, Family] = {
     ),
     "jamba": Family(position_kind="none", ssm_norms=True),
     "bamba": Family(position_kind="rope_partial"),
+    "falcon_h1": _LLAMA,
+    "zamba": _ZAMBA,
+    "zamba2": replace(_ZAMBA, fused_gate_up=True),
     "nemotron_h": Family(
         norms_per_block=1,
         norm="rmsnorm_fp32_weight",

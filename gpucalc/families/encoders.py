@@ -37,6 +37,8 @@ _T5 = Family(
     tied_embeddings=True,
 )
 
+_AUDIO = replace(_PLAIN, form="wav2vec2", position_kind="none", post_norm=True, head="body")
+
 ENCODERS: dict[str, Family] = {
     "bert": _BERT,
     "roberta": replace(_BERT, positions=514, vocab=50265, token_types=1),
@@ -44,6 +46,7 @@ ENCODERS: dict[str, Family] = {
         _BERT, positions=514, vocab=250880, token_types=1, post_norm=False, embedding_norm=False
     ),
     "ernie": replace(_BERT, vocab=None),
+    "albert": replace(_BERT, vocab=None, ffn_ratio=None, activation="gelu_new"),
     "distilbert": replace(_BERT, token_types=0, head="body"),
     "electra": replace(_BERT, head="body"),
     "mpnet": replace(_BERT, vocab=30527, token_types=0),
@@ -79,6 +82,9 @@ ENCODERS: dict[str, Family] = {
     "marian": replace(_PLAIN, form="bart", post_norm=True, positions=1024, tied_embeddings=True),
     "m2m_100": replace(_PLAIN, form="bart", position_kind="none", tied_embeddings=True),
     "whisper": replace(_PLAIN, form="whisper", positions=448, tied_embeddings=True),
+    "wav2vec2": _AUDIO,
+    "hubert": _AUDIO,
+    "wavlm": _AUDIO,
     "transformer_xl": Family(
         form="transformer_xl",
         norm="layernorm",

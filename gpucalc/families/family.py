@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Family:
     """Traits of an architecture.
 
-    form: which builder draws it: decoder | bert | t5 | bart | whisper | vit | clip | transformer_xl | totals.
+    form: which builder draws it: decoder | bert | t5 | bart | whisper | wav2vec2 | vit | clip |
+    transformer_xl | totals.
     norm: see `gpucalc.graph.Norm`. norms_per_block: 1 shared or single, 2 before (or after) each part,
     4 before and after. qkv: split | fused | packed (fused, no rotation). positions: entries of a learned
     table when the file says none (a family constant, such as BERT's 512); position_offset: entries

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from gpucalc.spec.base import Spec
 
@@ -75,6 +75,7 @@ class SsmSpec(Spec):
     groups: int = Field(default=1, ge=1, le=MOST)
     heads: int | None = Field(default=None, ge=1, le=MOST)
     head_dim: int | None = Field(default=None, ge=1, le=MOST)
+    norm: bool = True  # Mamba-2's norm before the output projection
 
 
 class LinearAttentionSpec(Spec):
@@ -110,6 +111,42 @@ class GlobalAttentionSpec(Spec):
     head_dim: int = Field(ge=1, le=MOST)
     v_head_dim: int | None = Field(default=None, ge=1, le=MOST)
     shared_kv: bool = False  # values are the keys: no value projection
+
+
+class SharedSpec(Spec):
+    """Blocks of weights that serve several layers: in turn beside state spaces (Zamba), else one after
+    another for equal runs of layers (ALBERT).
+    """
+
+    blocks: int = Field(ge=1, le=10_000)
+    reads: int | None = Field(default=None, ge=1, le=MOST)  # width attention reads: stream beside embedding
+    adapter: int | None = Field(default=None, ge=1, le=MOST)  # rank of what a layer adds of its own
+    attention_adapters: bool = False  # to queries, keys and values as well as the feed-forward part
+
+
+class AudioSpec(Spec):
+    """Convolutions over the samples of audio, and what else stands before and on a transformer of frames."""
+
+    widths: tuple[int, ...] = Field(min_length=1, max_length=64)
+    kernels: tuple[int, ...] = Field(min_length=1, max_length=64)
+    strides: tuple[int, ...] = Field(min_length=1, max_length=64)
+    bias: bool = False
+    norm: Literal["group", "layer"]  # after the first convolution alone, or after each
+    position_kernel: int = Field(ge=1, le=MOST)
+    position_groups: int = Field(ge=1, le=MOST)
+    projection_norm: bool = True
+    mask: bool = True  # a learned frame stands in for masked ones
+    buckets: int = Field(default=0, ge=0, le=MOST)  # of relative positions, which queries gate (WavLM)
+    classifier_width: int | None = Field(default=None, ge=1, le=MOST)
+    weighted_layers: bool = False  # a classifier reads a learned mean of all layers
+
+    @field_validator("strides")
+    @classmethod
+    def _one_each(cls, strides: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        sizes = {len(strides), *(len(info.data.get(name, strides)) for name in ("widths", "kernels"))}
+        if len(sizes) > 1:
+            raise ValueError("widths, kernels and strides differ in length")
+        return strides
 
 
 class TowerSpec(Spec):
@@ -223,7 +260,8 @@ class ModelSpec(Spec):
     position_kind: Literal["rope", "rope_partial", "learned", "alibi", "relative", "none"] | None = None
 
     # One letter a layer: F full, S sliding, K chunked, D full with its own indexer, L linear, M Mamba,
-    # E experts only, - feed-forward only, C compressed, H heavily compressed. `S5` and `[S5 F]*8` repeat.
+    # B attention and Mamba both, E experts only, - feed-forward only, C compressed, H heavily compressed.
+    # `S5` and `[S5 F]*8` repeat.
     pattern: str | None = None
     window: int | None = Field(default=None, ge=1, le=MOST)
 
@@ -235,6 +273,8 @@ class ModelSpec(Spec):
     compressed: CompressedSpec | None = None
     global_attention: GlobalAttentionSpec | None = None
     adaptive: AdaptiveSpec | None = None
+    shared: SharedSpec | None = None
+    audio: AudioSpec | None = None
     vision_tower: TowerSpec | None = None
     text_tower: TowerSpec | None = None
 
@@ -279,7 +319,7 @@ class ModelSpec(Spec):
         return self.id or self.name or self.architecture or self.family or "model"
 
 
-LAYER_LETTERS = "FSKDLMECH-"
+LAYER_LETTERS = "FSKDLMBECH-"
 
 
 def layer_letters(pattern: str) -> str:

@@ -20,6 +20,7 @@ _LAYER_TYPES = {
     "compressed_sparse_attention": "C",
     "heavily_compressed_attention": "H",
     "mamba": "M",
+    "hybrid": "B",  # attention and a state space in one layer
     "M": "M",
     "conv": "L",
     "moe": "E",
@@ -31,7 +32,7 @@ _LISTS = ("layer_types", "layers_block_type", "hybrid_override_pattern", "attent
 _WINDOWS = (
     "sliding_window", "attention_chunk_size", "local_attention", "window_size", "attention_window_size",
 )  # fmt: skip
-_MAMBA = frozenset({"nemotron_h", "bamba", "jamba", "granitemoehybrid"})
+_MAMBA = frozenset({"nemotron_h", "bamba", "jamba", "granitemoehybrid", "zamba", "zamba2"})
 # DeepSeek-V4: tokens a layer compresses into one entry, and what such a layer is called.
 _COMPRESSED = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
 # Families whose every n-th layer is full and the rest slide, where the file does not say: n, and which.
@@ -126,13 +127,18 @@ def _implied(c: Reader, key: str, layers: int, window: int | None) -> tuple[list
         return each(max(c.whole("full_attention_interval") or 4, 1), -1, "F", "L"), window
     if key == "rwkv":
         return ["L"] * layers, None
+    if key == "falcon_h1":
+        return ["B"] * layers, None
+    if key == "zamba" and "attn_layer_period" in c.config:
+        period, offset = c.need("attn_layer_period"), c.need("attn_layer_offset")
+        return ["M", "M", "B", *each(max(period, 1), offset, "B", "M")[: layers - 3]], None
     if key in ("lfm2", "lfm2_moe"):
         full = c.listing("full_attn_idxs")
         if not full:
             raise InputError("missing (or layer_types)", where=c.where, key=c.prefix + "full_attn_idxs")
         return ["F" if i in full else "L" for i in range(layers)], window
     if key in ("minimax", "mimo_v2_flash", "kimi_linear", "granitemoehybrid", "recurrent_gemma", "gpt_neo",
-               "olmo_hybrid"):  # fmt: skip
+               "olmo_hybrid", "zamba", "zamba2"):  # fmt: skip
         raise InputError("missing: what each layer is", where=c.where, key=c.prefix + "layer_types")
     if key in ("deepseek_v32", "glm_moe_dsa"):
         return ["D"] * layers, window

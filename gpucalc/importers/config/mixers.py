@@ -11,6 +11,8 @@ from gpucalc.importers.config.reader import Reader
 _MAMBA2 = {
     "mamba2": ("state_size", "conv_kernel", "num_heads", "head_dim", "n_groups"),
     "nemotron_h": ("ssm_state_size", "conv_kernel", "mamba_num_heads", "mamba_head_dim", "n_groups"),
+    "falcon_h1": ("mamba_d_state", "mamba_d_conv", "mamba_n_heads", "mamba_d_head", "mamba_n_groups"),
+    "zamba2": ("mamba_d_state", "mamba_d_conv", "n_mamba_heads", "mamba_headdim", "mamba_ngroups"),
     "bamba": ("mamba_d_state", "mamba_d_conv", "mamba_n_heads", "mamba_d_head", "mamba_n_groups"),
     "granitemoehybrid": ("mamba_d_state", "mamba_d_conv", "mamba_n_heads", "mamba_d_head", "mamba_n_groups"),
 }
@@ -22,7 +24,7 @@ def state_of(c: Reader, key: str, fields: dict[str, Any]) -> None:
         raise UnsupportedModel(
             "Mamba layers with other biases than the published ones", where=c.where, key="use_conv_bias"
         )
-    if key in ("mamba", "falcon_mamba", "jamba"):
+    if key in ("mamba", "falcon_mamba", "jamba", "zamba"):
         fields["ssm"] = _mamba(c, key, fields["hidden"])
     elif key in _MAMBA2:
         state, conv, heads, width, groups = _MAMBA2[key]
@@ -30,23 +32,62 @@ def state_of(c: Reader, key: str, fields: dict[str, Any]) -> None:
             "state": c.need(state),
             "conv": c.need(conv),
             "heads": c.need(heads),
-            "head_dim": _head_width(c, width, heads, fields["hidden"]),
+            "head_dim": _head_width(c, key, width, heads, fields["hidden"]),
             "groups": c.need(groups),
         }
         c.get("expand", "mamba_expand")
+        if key in ("falcon_h1", "zamba2"):
+            _both(c, key, fields)
     else:
         fields["linear_attention"] = _linear(c, key, fields)
+    if key in ("zamba", "zamba2"):
+        fields["shared"] = _turns(c, key, fields)
 
 
-def _head_width(c: Reader, width: str, heads: str, hidden: int) -> int:
-    if c.config.get(width) == "auto":  # what is expanded, over the heads
-        c.get(width)
-        return c.need("mamba_expand") * hidden // max(c.need(heads), 1)
+def _head_width(c: Reader, key: str, width: str, heads: str, hidden: int) -> int:
+    if c.config.get(width) == "auto" or (key == "zamba2" and width not in c.config):
+        c.get(width)  # what is expanded, over the heads
+        inner = c.whole("mamba_d_ssm") if key == "falcon_h1" else None
+        return (inner or c.need("mamba_expand") * hidden) // max(c.need(heads), 1)
     return c.need(width)
 
 
+def _both(c: Reader, key: str, fields: dict[str, Any]) -> None:
+    """Layers of attention and Mamba-2: what their heads come to must be what the projections make."""
+    ssm = fields["ssm"]
+    inner = c.whole("mamba_d_ssm") or c.need("mamba_expand") * fields["hidden"]
+    if ssm["heads"] * ssm["head_dim"] != inner:
+        problem = f"{ssm['heads']} heads of {ssm['head_dim']} are not the {inner} channels stated"
+        raise InputError(problem, where=c.where, key=c.prefix + "mamba_d_ssm", given=inner)
+    if c.get("projectors_bias"):
+        raise UnsupportedModel("Falcon-H1 with biased projections", where=c.where, key="projectors_bias")
+    if key == "falcon_h1":
+        ssm["norm"] = bool(c.get("mamba_rms_norm"))
+        c.get("mamba_norm_before_gate")
+
+
+def _turns(c: Reader, key: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Zamba's shared transformer: how many there are, what they read, what a layer adds of its own."""
+    reads = c.whole("attention_hidden_size")
+    if reads not in (None, 2 * fields["hidden"]):
+        problem = "Zamba whose attention reads other than the stream and the embedding"
+        raise UnsupportedModel(problem, where=c.where, key=c.prefix + "attention_hidden_size", given=reads)
+    shared: dict[str, Any] = {"blocks": 1, "reads": 2 * fields["hidden"]}
+    if key == "zamba2":
+        shared["blocks"] = c.need("num_mem_blocks")
+        shared["adapter"] = c.need("adapter_rank")
+        shared["attention_adapters"] = bool(c.get("use_shared_attention_adapter"))
+        fields["position_kind"] = "rope" if c.get("use_mem_rope") else "none"
+        kinds, ids = c.config.get("layers_block_type"), c.listing("hybrid_layer_ids")
+        if isinstance(kinds, list) and ids and ids != [i for i, kind in enumerate(kinds) if kind == "hybrid"]:
+            problem = "are not the hybrid layers of layers_block_type"
+            raise InputError(problem, where=c.where, key=c.prefix + "hybrid_layer_ids")
+    c.get("kv_channels", "num_query_groups", "n_mamba_heads", "hidden_mamba_act", "use_long_context")
+    return shared
+
+
 def _mamba(c: Reader, key: str, hidden: int) -> dict[str, int]:
-    if key == "jamba":
+    if key in ("jamba", "zamba"):
         ssm = {"state": c.need("mamba_d_state"), "conv": c.need("mamba_d_conv")}
         ssm["expand"] = c.need("mamba_expand")
         rank = c.get("mamba_dt_rank")

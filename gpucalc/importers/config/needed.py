@@ -17,6 +17,13 @@ _SHARED = "n_shared_experts|num_shared_experts"
 _DENSE = "first_k_dense_replace|mlp_layer_types|moe_layer_freq"
 _LATENT = ("kv_lora_rank", "q_lora_rank")
 NEEDED: dict[str, tuple[str, ...]] = {
+    "albert": (
+        "embedding_size",
+        "num_hidden_groups",
+        "inner_group_num",
+        "max_position_embeddings",
+        "type_vocab_size",
+    ),
     "afmoe": ("num_experts", "num_shared_experts", "num_dense_layers"),
     "cohere2_moe": (_EXPERTS,),
     "deepseek_moe": (_ROUTED, _SHARED, "first_k_dense_replace"),
@@ -29,6 +36,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "ernie4_5_moe": ("moe_num_experts|num_experts", "moe_num_shared_experts", "moe_layer_start_index"),
     "exaone_moe": (_EXPERTS, _SHARED, _DENSE),
     "falcon": ("multi_query", "parallel_attn"),
+    "falcon_h1": ("mamba_d_ssm", "mamba_rms_norm"),
     "distilbert": ("max_position_embeddings",),
     "electra": ("embedding_size", "max_position_embeddings", "type_vocab_size"),
     "ernie": ("max_position_embeddings", "type_vocab_size", "use_task_id"),
@@ -78,6 +86,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "solar_open": ("head_dim", _ROUTED, _SHARED),
     "vaultgemma": ("head_dim",),
     "youtu": _LATENT,
+    "zamba2": ("num_mem_blocks", "use_shared_attention_adapter", "adapter_rank"),
 }
 # Families whose class takes one key-value head per query head where the file says none.
 _ONE_EACH = frozenset({

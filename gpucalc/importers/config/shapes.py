@@ -7,6 +7,7 @@ from typing import Any
 
 from gpucalc.errors import InputError, UnsupportedModel
 from gpucalc.families import FAMILIES
+from gpucalc.importers.config.audio import audio_of
 from gpucalc.importers.config.biases import biases
 from gpucalc.importers.config.experts import experts_of
 from gpucalc.importers.config.images import totals_of
@@ -62,6 +63,10 @@ def fields_of(top: Reader, key: str, tower: str | None = None) -> dict[str, Any]
         raise UnsupportedModel(
             f"{key} models do not tie their tables", where=top.where, key="tie_word_embeddings"
         )
+    if tie is False and key in ("zamba", "zamba2"):  # the library then ties no blocks either
+        raise UnsupportedModel(
+            f"{key} models share tables as they share blocks", where=top.where, key="tie_word_embeddings"
+        )
     fields["tied_embeddings"] = tie
     stored = top.get("torch_dtype", "dtype") or text.get("torch_dtype", "dtype")
     if isinstance(stored, str):
@@ -96,6 +101,8 @@ def fields_of(top: Reader, key: str, tower: str | None = None) -> dict[str, Any]
         decoder_top(top, key, fields)
     elif form in ("t5", "bart", "whisper"):
         two_stack_top(top, fields)
+    elif form == "wav2vec2":
+        audio_of(top, key, fields)
     if form == "whisper":
         fields["mel_bins"] = top.need("num_mel_bins")
         fields["positions"] = top.need("max_target_positions")
@@ -153,7 +160,9 @@ def _shape(c: Reader, key: str) -> dict[str, Any]:
             "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length", "model_max_length"
         ),
     }
-    if form != "vit":
+    if form == "wav2vec2":
+        fields["vocab"] = c.whole("vocab_size")
+    elif form != "vit":
         fields["vocab"] = c.need(*table)
     if key in ("mamba", "mamba2", "falcon_mamba"):
         fields["heads"] = fields["head_dim"] = fields["ffn"] = None
@@ -165,6 +174,8 @@ def _shape(c: Reader, key: str) -> dict[str, Any]:
     ratio = c.whole("expansion_ratio", "mlp_ratio")
     if fields["ffn"] is None and ratio is not None:
         fields["ffn"] = ratio * hidden
+    if key in ("zamba", "zamba2"):
+        fields["head_dim"] = c.whole("attention_head_dim")
     if fields["ffn"] is not None and key in ("recurrent_gemma", "qwen"):
         fields["ffn"] //= 2  # these count gate and value together
     if key == "lfm2":

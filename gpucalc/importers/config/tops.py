@@ -92,14 +92,18 @@ def _encoder_top(c: Reader, key: str, name: str, fields: dict[str, Any]) -> None
         fields["head"] = "body"
     elif key == "mpnet":
         fields["head"] = "pooler"
-    if key == "electra":
+    if key in ("electra", "albert"):
         fields["embedding_width"] = c.need("embedding_size")
-        if top == "classifier":
+        if key == "electra" and top == "classifier":
             raise _refused(c, "architectures", "what stands on top", name)
     elif c.whole("embedding_size") not in (None, fields["hidden"]):
         raise _refused(c, "embedding_size", "an embedding of another width")
     if key == "deberta_v2":
         _deberta(c, fields)
+    if key == "albert":
+        if c.need("inner_group_num") != 1:
+            raise _refused(c, "inner_group_num", "ALBERT with several layers in a group")
+        fields["shared"] = {"blocks": c.need("num_hidden_groups")}
     kinds = c.whole("type_vocab_size")
     if kinds is not None and key not in ("distilbert", "mpnet"):
         fields["token_types"] = kinds
