@@ -6,6 +6,7 @@ from gpucalc.errors import UnsupportedModel
 from gpucalc.formulas import compute as f
 from gpucalc.graph import Graph
 from gpucalc.line import Line, compute, total
+from gpucalc.plan.device import Device, stated_share
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.stage_time import StageTime
 from gpucalc.plan.stages import stages
@@ -16,7 +17,6 @@ from gpucalc.plan.step_rates import (
     NETWORK_BACKWARD,
     WHOLE_SHARE,
 )
-from gpucalc.plan.work import Device, stated_share
 
 
 def whole_network(graph: Graph, layout: Layout, recipe: Recipe, device: Device) -> StageTime:

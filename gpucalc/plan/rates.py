@@ -10,11 +10,9 @@ from gpucalc.line import Line, compute, total, worst_kind
 from gpucalc.num import Num
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.stage_time import stack_shape
-from gpucalc.plan.work import (
-    SCAN_CHUNK,
-    WHOLE_RECOMPUTE,
-    attention_pairs,
-)
+from gpucalc.plan.work_attention import attention_pairs
+from gpucalc.plan.work_lines import WHOLE_RECOMPUTE
+from gpucalc.plan.work_state import SCAN_CHUNK
 from gpucalc.spec.hardware import Cluster
 
 

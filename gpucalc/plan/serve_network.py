@@ -14,13 +14,13 @@ from gpucalc.formulas import serving_memory as mem
 from gpucalc.line import Kind, Line, compute, total
 from gpucalc.plan.allowances import CUDA_CONTEXT
 from gpucalc.plan.answer import Assumption, Level, Plan, Verdict
+from gpucalc.plan.device import Device
 from gpucalc.plan.economics import Economics, cost_line
 from gpucalc.plan.evaluate import ErrorTable, Subject, fleet_notes, level_rank, model_line
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.network_time import forward_pass
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, WeightFormat
-from gpucalc.plan.work import Device
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.job import ServeRun, TrainRun
 

@@ -10,6 +10,7 @@ from gpucalc.formulas import compute as f
 from gpucalc.graph import Attention, Block, Graph, Moe, Stack
 from gpucalc.line import Line, compute, total
 from gpucalc.num import Num, is_scalar, maximum, where
+from gpucalc.plan.device import Device
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links
 from gpucalc.plan.stages import LayerRun, Params, Stage, block_tensors
@@ -21,13 +22,9 @@ from gpucalc.plan.step_rates import (
     TENSOR_HIDDEN,
     WEIGHT_HOOK_CALLS,
 )
-from gpucalc.plan.work import (
-    Device,
-    LayerWork,
-    Shape,
-    head_work,
-    layer_work,
-)
+from gpucalc.plan.work import layer_work
+from gpucalc.plan.work_head import head_work
+from gpucalc.plan.work_lines import LayerWork, Shape
 
 
 @dataclass(slots=True)

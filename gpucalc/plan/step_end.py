@@ -10,6 +10,7 @@ from gpucalc.graph import Graph
 from gpucalc.line import Kind, Line, compute, total
 from gpucalc.num import Num, is_scalar, maximum, where
 from gpucalc.plan import kept
+from gpucalc.plan.device import Device
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links
 from gpucalc.plan.rank import Rank
@@ -28,10 +29,7 @@ from gpucalc.plan.step_rates import (
     OVERLAP,
     TENSOR_CALLS,
 )
-from gpucalc.plan.work import (
-    Device,
-    has_experts,
-)
+from gpucalc.plan.work_ffn import has_experts
 
 
 def _expert_replicas(layout: Layout) -> Num:

@@ -19,6 +19,7 @@ from gpucalc.plan.bubble import (
     simulated_bubble,
     split_bubble,
 )
+from gpucalc.plan.device import Device
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links
 from gpucalc.plan.network_time import whole_network
@@ -26,7 +27,6 @@ from gpucalc.plan.stage_time import LayerTime, StageTime, composition, micro_bat
 from gpucalc.plan.stages import Stage, stages
 from gpucalc.plan.step_end import data_parallel_lines, offload_lines, optimizer_line
 from gpucalc.plan.step_rates import ABOVE
-from gpucalc.plan.work import Device
 from gpucalc.spec.hardware import Cluster
 
 # Times of the stages of layouts that differ in sharding, schedule and offload alone, kept by a search.

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from gpucalc.graph import Graph
 from gpucalc.line import Line
+from gpucalc.plan.device import Device
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links
 from gpucalc.plan.memory import memory_tree
 from gpucalc.plan.stage_time import LayerTime, StageTime, micro_batch_time
 from gpucalc.plan.time import StageTimes, held_stages, paced, pool_step, stage_times, step_of
-from gpucalc.plan.work import Device
 from gpucalc.spec.hardware import Cluster, Pool
 
 
