@@ -15,7 +15,7 @@ from gpucalc.plan.evaluate import ErrorTable, Subject
 from gpucalc.plan.resolve import settle
 from gpucalc.search import plan_best
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 
 MOST_ACTIONS = 6
 WORTH_SPEED = 1.01  # a change that brings less than one percent is not an action

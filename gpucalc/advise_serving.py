@@ -21,7 +21,7 @@ from gpucalc.plan.serve_resolve import BY_LAYERS
 from gpucalc.search_serving import plan_serving
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import ServeRun
+from gpucalc.spec.serve_run import ServeRun
 
 MOST = 6
 WORTH = 1.05  # a change has to serve this much faster

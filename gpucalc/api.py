@@ -105,7 +105,7 @@ class Plan(answer.Plan):
         """The layouts weighed for what the run leaves auto; None where it leaves nothing to a search."""
         from gpucalc.layouts import best_layouts
         from gpucalc.search import AUTO_KEYS, has_auto
-        from gpucalc.spec.job import TrainRun
+        from gpucalc.spec.train_run import TrainRun
 
         run = self.job.run
         if not isinstance(run, TrainRun) or not has_auto(run):

@@ -20,8 +20,9 @@ from gpucalc.plan.serve_time import serving_time
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingMemory
 from gpucalc.spec.engine import EngineEra, EngineSpec
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import Job, ServeRun
+from gpucalc.spec.job import Job
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.serve_run import ServeRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from gpucalc.plan.rates import sample_flops, sample_tokens
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
 from gpucalc.plan.time import step_time
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import Job, TrainRun
+from gpucalc.spec.job import Job
+from gpucalc.spec.train_run import TrainRun
 
 
 @dataclass(frozen=True, slots=True)

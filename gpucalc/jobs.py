@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpucalc.errors import InputError, UnknownName, nearest
 from gpucalc.spec.base import keys_of
+from gpucalc.spec.defaults import Default, with_defaults
 from gpucalc.spec.fleet import GRAMMAR, FleetSpec, parse_fleet
-from gpucalc.spec.job import Default, Job, ServeRun, TrainRun, with_defaults
+from gpucalc.spec.job import Job
+from gpucalc.spec.serve_run import ServeRun
+from gpucalc.spec.train_run import TrainRun
 from gpucalc.spec.yamlio import Document, load_yaml, parse_scalar, read_text
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from gpucalc.search.space import Space
 from gpucalc.search.worth import Scale
 from gpucalc.spec.fleet import FleetPart
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 
 RANKS = ("time", "cost", "energy", "gpus")
 SHOWN = 8  # layouts listed, and at most so many of the front

@@ -29,7 +29,9 @@ from gpucalc.measured import (
     whole,
 )
 from gpucalc.measured_runs import Normaliser
-from gpucalc.spec.job import SERVE_FRAMEWORKS, Job, ServeRun
+from gpucalc.spec.job import Job
+from gpucalc.spec.run_values import SERVE_FRAMEWORKS
+from gpucalc.spec.serve_run import ServeRun
 from gpucalc.spec.yamlio import load_yaml
 from gpucalc.units import GIB
 

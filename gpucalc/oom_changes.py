@@ -22,7 +22,8 @@ from gpucalc.planner import LARGER_CARDS, plan_job
 from gpucalc.search import best_run
 from gpucalc.spec.fleet import FleetSpec
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import ServeRun, TrainRun
+from gpucalc.spec.serve_run import ServeRun
+from gpucalc.spec.train_run import TrainRun
 
 CHANGES = 3
 

@@ -21,7 +21,8 @@ from gpucalc.plan.evaluate import ErrorTable, Subject, evaluate
 from gpucalc.search import best_run, with_chosen
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import ServeRun, TrainRun
+from gpucalc.spec.serve_run import ServeRun
+from gpucalc.spec.train_run import TrainRun
 
 R = TypeVar("R", TrainRun, ServeRun)
 # Cards named when a run does not fit: what data centres rent today, by memory.

@@ -23,7 +23,7 @@ from gpucalc.planner import plan_job
 from gpucalc.search import best_run
 from gpucalc.spec.fleet import MAX_GPUS, FleetPart
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 
 MOST_SIZES = 32
 

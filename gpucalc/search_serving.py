@@ -30,7 +30,7 @@ from gpucalc.plan.serve_resolve import BY_LAYERS, has_experts
 from gpucalc.plan.serving_layout import ServingTime
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import ServeRun
+from gpucalc.spec.serve_run import ServeRun
 
 DEGREES = ("tp", "pp", "dp", "ep")
 MOST_TIMED = 16  # layouts whose speed is worked out,

@@ -28,7 +28,8 @@ from gpucalc.size_targets import HOUR_S, Targets, latencies_asked, misses, rate_
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import ServeRun, TrainRun
+from gpucalc.spec.serve_run import ServeRun
+from gpucalc.spec.train_run import TrainRun
 
 WORTH = 1.1  # twice the GPUs bring so much more, or a deployment has enough of them
 BEATEN = "cannot be the cheapest, the fastest, the smallest or the one of least energy"

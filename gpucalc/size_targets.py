@@ -10,7 +10,9 @@ from gpucalc.errors import InputError
 from gpucalc.formulas import cost as money
 from gpucalc.jobs import ResolvedJob
 from gpucalc.plan.answer import Level, Plan
-from gpucalc.spec.job import MAX_TOKENS, ServeRun, TrainRun
+from gpucalc.spec.run_values import MAX_TOKENS
+from gpucalc.spec.serve_run import ServeRun
+from gpucalc.spec.train_run import TrainRun
 from gpucalc.units import seconds
 
 HOUR_S = 3600.0

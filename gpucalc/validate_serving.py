@@ -18,7 +18,7 @@ from gpucalc.measured import Row, Skip
 from gpucalc.measured_deployments import Deployment, ServingNormaliser
 from gpucalc.measured_serving import Logged, Rate, meaningless, rates_of, undecided
 from gpucalc.points import Point, Skipped, Statistics
-from gpucalc.spec.job import ServeRun
+from gpucalc.spec.serve_run import ServeRun
 
 # Memory, then speed; `verdict` counts starts that were refused or ran out of memory, and those that ran.
 QUANTITIES = (

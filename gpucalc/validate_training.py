@@ -19,7 +19,8 @@ from gpucalc.measured_runs import Normaliser, Ready
 from gpucalc.plan.answer import Level
 from gpucalc.plan.evaluate import UNMEASURED_ERROR, ErrorTable, level_of
 from gpucalc.points import Point, Skipped
-from gpucalc.spec.job import ServeRun, TrainRun
+from gpucalc.spec.serve_run import ServeRun
+from gpucalc.spec.train_run import TrainRun
 
 QUANTITIES = ("peak_memory", "throughput")
 MOST_HEADROOM = 0.10  # free memory promised to a run that then ran out: never more than this

@@ -21,7 +21,7 @@ from gpucalc.plan.memory import memory_tree, running_peak
 from gpucalc.plan.resolve import resolve_recipe, settle
 from gpucalc.plan.time import step_time
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 
 CATALOG = open_catalog()
 MODELS = (

@@ -12,7 +12,10 @@ from pydantic import ValidationError
 
 from gpucalc.errors import InputError, UnknownName
 from gpucalc.spec.base import Spec
-from gpucalc.spec.job import Job, Lora, ServeRun, TrainRun, with_defaults
+from gpucalc.spec.defaults import with_defaults
+from gpucalc.spec.job import Job
+from gpucalc.spec.serve_run import ServeRun
+from gpucalc.spec.train_run import Lora, TrainRun
 
 TRAIN: dict[str, Any] = {"task": "train", "framework": "fsdp", "precision": "bf16", "seq_len": 8192}
 SERVE: dict[str, Any] = {"task": "serve", "framework": "vllm"}

@@ -12,7 +12,8 @@ import pytest
 from gpucalc.catalog import Catalog, shipped
 from gpucalc.errors import InputError, UnknownName
 from gpucalc.jobs import ResolvedJob, resolve, resolve_data
-from gpucalc.spec.job import ServeRun, TrainRun
+from gpucalc.spec.serve_run import ServeRun
+from gpucalc.spec.train_run import TrainRun
 from gpucalc.spec.yamlio import load_yaml
 
 SHIPPED = sorted(path.stem for path in (shipped() / "jobs").glob("*.yaml"))

@@ -11,7 +11,7 @@ from gpucalc.catalog import open_catalog, shipped
 from gpucalc.jobs import resolve
 from gpucalc.plan.answer import Action, Level, Plan
 from gpucalc.planner import plan_job
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 
 CATALOG = open_catalog()
 SHIPPED = sorted(

@@ -15,7 +15,7 @@ from gpucalc.measured import Row, Skip, read_rows
 from gpucalc.measured_deployments import NEAREST_ENGINE, Deployment, ServingNormaliser
 from gpucalc.measured_serving import Logged, Rate, meaningless, rates_of, undecided
 from gpucalc.points import Point, statistics
-from gpucalc.spec.job import ServeRun
+from gpucalc.spec.serve_run import ServeRun
 from gpucalc.units import GIB
 from gpucalc.validate import Report, validate
 from gpucalc.validate_serving import QUANTITIES, Start, compare_serving, promises_broken, start_counts

@@ -21,8 +21,8 @@ from gpucalc.formulas import memory as mem
 from gpucalc.plan.activation import layer_line
 from gpucalc.plan.resolve import resolve_recipe, settle
 from gpucalc.plan.selective import selective_line
-from gpucalc.spec.job import TrainRun
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.train_run import TrainRun
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402

@@ -15,8 +15,8 @@ from gpucalc.plan.host import host_memory
 from gpucalc.plan.memory import memory_peak, meters
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
 from gpucalc.plan.time import step_time
-from gpucalc.spec.job import TrainRun
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.train_run import TrainRun
 
 HIDDEN, FFN, VOCAB, LAYERS = 512, 1024, 2048, 4
 SPEC = {

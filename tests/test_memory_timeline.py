@@ -18,8 +18,8 @@ from gpucalc.builders.build import build_graph
 from gpucalc.line import Line
 from gpucalc.plan.memory import MemoryPeak, allocated_peak, memory_peak, reserved_peak
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
-from gpucalc.spec.job import TrainRun
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.train_run import TrainRun
 
 GIB = 2**30
 ROWS = list(csv.DictReader((Path(__file__).parent / "data" / "peaks.csv").read_text().splitlines()))

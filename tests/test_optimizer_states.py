@@ -12,8 +12,8 @@ from gpucalc.formulas import optimizers as opt
 from gpucalc.line import Line
 from gpucalc.plan.memory import memory_peak
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
-from gpucalc.spec.job import TrainRun
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.train_run import TrainRun
 
 HIDDEN, FFN, VOCAB, LAYERS = 512, 1024, 2048, 2
 SPEC = {

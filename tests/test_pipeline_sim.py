@@ -19,7 +19,7 @@ from gpucalc.plan.pipeline_sim import simulate
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
 from gpucalc.plan.stages import chunk_layers, stages
 from gpucalc.plan.time import step_time
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 
 SCHEDULES = [
     row

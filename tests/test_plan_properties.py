@@ -22,8 +22,8 @@ from gpucalc.plan.memory import MemoryPeak, memory_peak
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
 from gpucalc.plan.stages import stages
 from gpucalc.planner import plan_job
-from gpucalc.spec.job import TrainRun
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.train_run import TrainRun
 
 CATALOG = open_catalog()
 few = settings(max_examples=25, deadline=None)

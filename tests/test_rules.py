@@ -15,8 +15,8 @@ from gpucalc.errors import ExitCode, Infeasible
 from gpucalc.graph import Graph
 from gpucalc.plan.resolve import resolve_layout, settle
 from gpucalc.plan.rules import Degrees, broken_rules, divisors
-from gpucalc.spec.job import TrainRun
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.train_run import TrainRun
 
 SHAPE = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128_256}
 

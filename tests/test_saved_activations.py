@@ -23,8 +23,8 @@ from gpucalc.plan.layout import Recipe
 from gpucalc.plan.resolve import resolve_recipe, settle
 from gpucalc.plan.selective import selective_line
 from gpucalc.plan.stages import block_params
-from gpucalc.spec.job import TrainRun
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.train_run import TrainRun
 
 ROWS = list(csv.DictReader((Path(__file__).parent / "data" / "activations.csv").read_text().splitlines()))
 

@@ -20,8 +20,8 @@ from gpucalc.search.found import Found
 from gpucalc.search.space import AUTO_KEYS, Space
 from gpucalc.search.worth import Scale
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import TrainRun
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.train_run import TrainRun
 
 CATALOG = open_catalog()
 BASE = {"layers": 8, "hidden": 2048, "heads": 16, "kv_heads": 4, "ffn": 5632, "vocab": 32_000}

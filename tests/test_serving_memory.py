@@ -21,7 +21,7 @@ from gpucalc.plan.serve_parts import Logged, capture_sizes
 from gpucalc.plan.weight_formats import GGML, gguf, weight_format
 from gpucalc.search_serving import settle
 from gpucalc.spec.engine import EngineSpec
-from gpucalc.spec.job import ServeRun
+from gpucalc.spec.serve_run import ServeRun
 from gpucalc.spec.version import version_key
 from gpucalc.units import GIB, MIB
 

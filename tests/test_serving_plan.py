@@ -27,7 +27,7 @@ from gpucalc.report import table
 from gpucalc.report.screen import render
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.gpu import GpuSpec
-from gpucalc.spec.job import ServeRun
+from gpucalc.spec.serve_run import ServeRun
 from gpucalc.spec.yamlio import load_yaml
 from gpucalc.units import GB, GIB
 

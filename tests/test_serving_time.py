@@ -25,7 +25,7 @@ from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.engine_speed import weight_class
 from gpucalc.spec.figure import Figure, FigureKind
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import ServeRun
+from gpucalc.spec.serve_run import ServeRun
 
 CATALOG = open_catalog()
 

@@ -127,7 +127,8 @@ def test_tensors_are_counted_while_they_live() -> None:
 def test_a_step_alone_takes_the_planned_bytes(more: dict[str, Any]) -> None:
     from gpucalc.plan.evaluate import Subject, evaluate
     from gpucalc.probe.trials import Trial
-    from gpucalc.spec.job import TrainRun, with_defaults
+    from gpucalc.spec.defaults import with_defaults
+    from gpucalc.spec.train_run import TrainRun
 
     made_with = {"precision": "bf16", "optimizer": "adamw", "recompute": False, **more}
     run = TrainRun.read(

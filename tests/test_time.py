@@ -22,7 +22,7 @@ from gpucalc.plan.resolve import resolve_recipe, settle
 from gpucalc.plan.step_rates import TENSOR_HIDDEN
 from gpucalc.plan.time import binding, step_time
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 
 CATALOG = open_catalog()
 COUNTED = {

@@ -14,7 +14,7 @@ from gpucalc.estimate_training import Estimate
 from gpucalc.measured import Convention, Conventions, Row, Skip, read_rows
 from gpucalc.measured_runs import Network, Normaliser, Ready, conventions_of
 from gpucalc.points import Point, Skipped, statistics, weighted_quantile
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 from gpucalc.units import GB, GIB
 from gpucalc.validate import Bounds, Report, parse_where, validate
 from gpucalc.validate_training import QUANTITIES, FitCase, Reading, compare_training, fit_counts, speed_of

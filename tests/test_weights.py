@@ -22,7 +22,7 @@ from gpucalc.importers.safetensors import read_header, read_index
 from gpucalc.importers.weights import ARCHITECTURES, from_gguf, measured, parameters
 from gpucalc.jobs import resolve
 from gpucalc.plan.weight_formats import weight_format
-from gpucalc.spec.job import ServeRun
+from gpucalc.spec.serve_run import ServeRun
 
 CATALOG = Catalog([Path(__file__).parents[1] / "catalogs"])
 TINY = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

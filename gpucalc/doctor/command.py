@@ -119,7 +119,7 @@ def plan_on(job: str, box: Box, catalog: Catalog, *, task: str | None, sets: Seq
     """The job planned on the machine's cards. Raises InputError."""
     from gpucalc.jobs import resolve
     from gpucalc.planner import plan_job
-    from gpucalc.spec.job import TrainRun
+    from gpucalc.spec.train_run import TrainRun
     from gpucalc.units import GB, GIB
 
     unknown = [card.name for card in box.cards if card.spec is None]

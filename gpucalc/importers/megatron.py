@@ -8,7 +8,7 @@ from typing import Any
 from gpucalc.errors import InputError
 from gpucalc.importers.trainers.common import started
 from gpucalc.importers.words import Draft, ImportedJob, Words, fold
-from gpucalc.spec.job import RECOMPUTE_MODULES
+from gpucalc.spec.run_values import RECOMPUTE_MODULES
 
 # Vocabularies of tokenizers whose size Megatron takes from the tokenizer and not from an argument.
 _TOKENIZERS = {"gpt2bpetokenizer": 50257, "llama2tokenizer": 32000}

@@ -24,7 +24,7 @@ from gpucalc.plan.resolve import resolve_layout, resolve_recipe
 from gpucalc.plan.unlike import micro_batch_s
 from gpucalc.search import plan_best
 from gpucalc.spec.hardware import Cluster, Pool
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 
 Clusters = Callable[[str, int], Cluster]
 

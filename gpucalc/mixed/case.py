@@ -11,7 +11,7 @@ from gpucalc.plan.evaluate import Subject, level_of
 from gpucalc.plan.layout import Recipe
 from gpucalc.plan.rates import sample_tokens
 from gpucalc.spec.hardware import Cluster, Pool
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 
 BATCH_OFF = 0.2  # shares that miss the batch by more are another run
 LEVELS = {Level.FITS: 0, Level.MARGINAL: 1, Level.DOES_NOT_FIT: 2}

@@ -22,7 +22,7 @@ from gpucalc.plan.model_state import states
 from gpucalc.plan.rank import Rank
 from gpucalc.plan.stages import stages
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 
 DAY_S = Line("day_s", 86400.0, "s", Kind.EXACT, source="one day, as no token budget was given")
 FAILING_GPUS = 256  # from so many on a run of days is interrupted more often than not

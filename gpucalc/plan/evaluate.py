@@ -26,8 +26,9 @@ from gpucalc.plan.rates import throughput
 from gpucalc.plan.resolve import LOW_PRECISION, resolve_layout, resolve_recipe
 from gpucalc.plan.time import binding, step_time
 from gpucalc.spec.hardware import Cluster, Pool
-from gpucalc.spec.job import PRECISIONS, TrainRun
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.run_values import PRECISIONS
+from gpucalc.spec.train_run import TrainRun
 from gpucalc.units import GB, GIB
 
 # Until a class of runs has been measured: the band in which a plan is called marginal.

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe
 from gpucalc.plan.weight_formats import published_formats
 from gpucalc.spec.engine import EngineSpec, Launch
-from gpucalc.spec.job import ServeRun
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.serve_run import ServeRun
 from gpucalc.spec.version import version_key
 
 OPTIONS_FILE = "options.yaml"

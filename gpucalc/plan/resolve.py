@@ -13,7 +13,8 @@ from gpucalc.plan.answer import Assumption
 from gpucalc.plan.layout import Adapters, Layout, Recipe
 from gpucalc.plan.rules import DUAL_PIPES, Degrees, broken_rules, schedule_rules
 from gpucalc.plan.stages import block_linears
-from gpucalc.spec.job import THIS_YEAR, TrainRun, default_loaded_as, with_defaults
+from gpucalc.spec.defaults import THIS_YEAR, default_loaded_as, with_defaults
+from gpucalc.spec.train_run import TrainRun
 from gpucalc.units import GIB
 
 # Families whose published training code has dropout on (0.1) unless told otherwise.

@@ -22,8 +22,8 @@ from gpucalc.plan.serve_time import serving_time
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, ServingMemory, ServingTime
 from gpucalc.spec.engine import EngineEra, EngineSpec
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import ServeRun
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.serve_run import ServeRun
 
 PHASE = "serve"
 RIVAL_ROWS = 4  # loads of another layout that are looked at

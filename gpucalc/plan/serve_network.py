@@ -22,7 +22,8 @@ from gpucalc.plan.network_time import forward_pass
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, WeightFormat
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import ServeRun, TrainRun
+from gpucalc.spec.serve_run import ServeRun
+from gpucalc.spec.train_run import TrainRun
 
 PHASE = "forward"
 DTYPES = {"bf16": 2, "fp16": 2, "fp32": 4}

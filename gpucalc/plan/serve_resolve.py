@@ -15,8 +15,8 @@ from gpucalc.spec.engine import CardSize, EngineEra, EngineSpec, of_size
 from gpucalc.spec.figure import Figure
 from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import ServeRun
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.serve_run import ServeRun
 from gpucalc.spec.version import version_key
 from gpucalc.units import GIB
 

@@ -25,9 +25,10 @@ from gpucalc.plan.answer import Level, Plan
 from gpucalc.plan.evaluate import ErrorTable, Subject, evaluate
 from gpucalc.planner import plan_job
 from gpucalc.probe.modules import cut, decoder, keep, refuse_unbuilt
+from gpucalc.spec.defaults import THIS_YEAR, with_defaults
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import THIS_YEAR, TrainRun, with_defaults
 from gpucalc.spec.model import ModelSpec
+from gpucalc.spec.train_run import TrainRun
 from gpucalc.units import gib
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "bf16-pure")

@@ -19,7 +19,7 @@ from gpucalc.search.found import RIVALS, Candidate, Found, merit
 from gpucalc.search.space import AUTO_KEYS, Space
 from gpucalc.search.worth import Scale, weigh
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 
 __all__ = (
     "AUTO_KEYS",

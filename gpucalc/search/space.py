@@ -31,8 +31,9 @@ from gpucalc.plan.rules import (
 )
 from gpucalc.plan.stage_time import composition
 from gpucalc.plan.stages import stages
+from gpucalc.spec.defaults import THIS_YEAR
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import THIS_YEAR, TrainRun
+from gpucalc.spec.train_run import TrainRun
 
 # In the order a layout is written.
 AUTO_KEYS = (

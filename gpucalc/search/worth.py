@@ -24,7 +24,7 @@ from gpucalc.plan.time import step_time
 from gpucalc.search.found import Candidate, tier_of
 from gpucalc.search.space import Space
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 
 
 class Scale:

@@ -20,7 +20,7 @@ from gpucalc.plan.evaluate import Subject
 from gpucalc.plan.resolve import settle
 from gpucalc.search import explore
 from gpucalc.search.space import AUTO_KEYS, Space
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 
 ROUNDS = 3
 

@@ -15,7 +15,7 @@ from gpucalc.catalog import open_catalog
 from gpucalc.jobs import resolve
 from gpucalc.plan.evaluate import Subject, evaluate
 from gpucalc.search import best_run
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 
 JOBS = ("llama-3-8b", "llama-3-70b")
 ROUNDS = 30

@@ -33,7 +33,7 @@ from gpucalc.search import explore, simulated_step
 from gpucalc.search.space import Space
 from gpucalc.search.worth import Scale
 from gpucalc.spec.hardware import Cluster
-from gpucalc.spec.job import TrainRun
+from gpucalc.spec.train_run import TrainRun
 from gpucalc.validate_training import Reading, speed_of
 
 GROUPS = ("korthikanti", "megatronlm", "nemo", "nemo2407", "mbridge", "torchtitan")
