@@ -222,6 +222,16 @@ class Stack:
     vectors: tuple[Vector, ...] = ()  # positions, class token, embedding norm
     final_norm: Norm | None = None
 
+    @property
+    def convolutions(self) -> tuple[Linear, ...]:
+        """Inputs at higher rates than tokens come at, and the convolution that ends at the tokens' own."""
+        fast = [i for i, linear in enumerate(self.inputs) if linear.active > 1]
+        return self.inputs[: fast[-1] + 2] if fast else ()
+
+    def normed(self, linear: Linear) -> bool:
+        """Whether a norm follows that input."""
+        return any(vector.name == f"{linear.name}_norm" for vector in self.vectors)
+
     def count(self, block: int) -> int:
         """How many layers of the stack are of that block kind."""
         return self.layers.count(block)

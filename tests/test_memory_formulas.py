@@ -53,6 +53,11 @@ def test_linear_input() -> None:
     assert act.linear_input_saved_bytes(width=10, element_bytes=2, copies=3) == 60
 
 
+def test_convolution() -> None:
+    # 64 results a frame, 10 wide: the norm's input, the activation's, and its result, in 16 bits
+    assert act.convolution_saved_bytes(width=10, rate=64, tensors=3, element_bytes=2) == 64 * 3 * 20
+
+
 # --- attention ---------------------------------------------------------------------------------------------
 
 

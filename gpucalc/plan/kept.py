@@ -145,6 +145,8 @@ def activations(rank: Rank, *, one_layer: bool = False) -> tuple[Line, ...]:
     if rank.stage.first and rank.graph.embedding is not None:
         lines.append(compute("token_ids", act.token_id_bytes, tokens=rank.tokens, in_flight=rank.in_flight))
         lines += _embedding_saved(rank)
+    if rank.stage.first:
+        lines += _convolutions_saved(rank)
     rotary = rank.rotary_dim()
     if rotary:
         lines.append(
@@ -168,6 +170,36 @@ def activations(rank: Rank, *, one_layer: bool = False) -> tuple[Line, ...]:
     if "activations" in rank.recipe.offload:
         return in_transit(rank)
     return (total("activations", tuple(lines), unit="bytes"),)
+
+
+def _convolutions_saved(rank: Rank) -> list[Line]:
+    """What convolutions over the samples of audio and their activations keep."""
+    recipe, trunk = rank.recipe, rank.graph.trunk if rank.graph.stacks else None
+    if trunk is None or not trunk.convolutions or recipe.adapters is not None:
+        return []
+    parts = tuple(
+        compute(
+            linear.name,
+            act.convolution_saved_bytes,
+            width=linear.outputs,
+            rate=linear.active,
+            tensors=1 if recipe.recompute == "full" else 3 if trunk.normed(linear) else 2,
+            element_bytes=recipe.activation_bytes,
+        )
+        for linear in trunk.convolutions
+    )
+    kept = total("per_token", parts, unit="bytes/token")
+    layer = compute("convolutions", act.layer_saved_bytes, bytes_per_token=kept, tokens=rank.tokens, tp=1)
+    return [
+        compute(
+            "convolutions",
+            act.kept_activation_bytes,
+            kind=Kind.MODELLED,
+            layer_bytes=layer,
+            layers=1,
+            in_flight=rank.in_flight,
+        )
+    ]
 
 
 def _embedding_saved(rank: Rank) -> list[Line]:

@@ -241,7 +241,8 @@ def _backward_moments(
         *transients.backward_transients(rank),
         *(() if persistent else model_state.layer_gradient(rank)),
     )
-    present = gradients if persistent else model_state.head_gradient(rank)
+    early = (*model_state.head_gradient(rank), *model_state.shared_gradients(rank))
+    present = gradients if persistent else early
     end = (*transients.end_transients(rank), *transients.embedding_gradient_input(rank))
     moments = [
         (*held, *activations, *layer, *present),

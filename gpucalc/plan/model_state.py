@@ -387,7 +387,7 @@ def gradients_but_one_layer(rank: Rank) -> tuple[Line, ...]:
         return ()
     if "gradients" in recipe.offload:
         return ()
-    layer = trunk[0].params
+    layer = trunk[0].params + trunk[0].shared.times(-1)  # what layers share has had its first gradient
     tied = stage.first and stage.last and rank.graph.head is not None and rank.graph.head.tied
     table = 0 if tied else stage.embedding.sharded
     held = stage.params
@@ -396,6 +396,27 @@ def gradients_but_one_layer(rank: Rank) -> tuple[Line, ...]:
     return (
         split(
             rank, "gradients", mem.gradient_bytes, held=(dense, expert), element_bytes=recipe.gradient_bytes
+        ),
+    )
+
+
+def shared_gradients(rank: Rank) -> tuple[Line, ...]:
+    """Gradients of weights that serve several layers: there once the sweep has passed one of them."""
+    recipe, layout = rank.recipe, rank.layout
+    shared = [run.shared for run in rank.stage.layers if run.shared.total]
+    if not shared or recipe.adapters is not None or recipe.optimizer_in_backward:
+        return ()
+    if "gradients" in recipe.offload:
+        return ()
+    dense = sum(part.sharded / layout.tp + part.replicated for part in shared)
+    expert = sum(part.expert for part in shared) / (layout.ep * layout.etp)
+    return (
+        split(
+            rank,
+            "shared_gradients",
+            mem.gradient_bytes,
+            held=(dense, expert),
+            element_bytes=recipe.gradient_bytes,
         ),
     )
 

@@ -22,7 +22,7 @@ from gpucalc.plan.step_rates import (
     TENSOR_HIDDEN,
     WEIGHT_HOOK_CALLS,
 )
-from gpucalc.plan.work import layer_work
+from gpucalc.plan.work import convolution_traffic, layer_work
 from gpucalc.plan.work_head import head_work
 from gpucalc.plan.work_lines import LayerWork, Shape
 
@@ -175,7 +175,8 @@ def micro_batch_time(
             inputs += tuple(graph.embedding.projection)
         if inputs:
             work = head_work(0, 0, inputs, trunk.tokens, layout, recipe, device)
-            _add(time, work, "inputs", 1, recipe, checkpointed=False)
+            convolution_traffic(work, graph.trunk, trunk.tokens, recipe, device)
+            _add(time, work, "inputs", 1, recipe, checkpointed=bool(graph.trunk.convolutions))
         if stage.embedding.total and recipe.adapters is None and "embedding" not in recipe.frozen:
             time.backward.append(_embedding_gradient(stage, layout, recipe, device))
     if stage.last and graph.head is not None and (graph.head.vocab or graph.head.linears):

@@ -150,6 +150,10 @@ def _unbuilt(block: Block) -> str | None:
     unknown += [vector.name for part in (block, block.ffn) for vector in part.vectors]
     if block.cross is not None:
         return "cross attention"
+    if block.state is not None:
+        return "a state space beside attention"
+    if any(weight.shared for weight in block.weights):
+        return "weights that serve several layers"
     if block.beside is not None:
         return "a dense part beside experts"
     if block.streams > 1 or block.linears:
