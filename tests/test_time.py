@@ -328,3 +328,15 @@ def test_images_that_do_not_lie_channels_last_are_copied_in_16_bits() -> None:
     assert graph.network.saved_elements is not None
     assert copies[2].inputs["bytes_moved"].value == 256 * graph.network.saved_elements * 2 * 2
     assert step("tf32", False).value == step("tf32", True).value
+
+
+def test_divided_experts_gather_a_copy_of_a_token_for_each_expert_it_chose() -> None:
+    graph, cluster = graph_of("mixtral-8x7b"), cluster_of(8)
+    degrees = {"tp": 4, "dp": 2, "shard": 2, "sequence_parallel": False}
+
+    def summed(etp: int) -> float:
+        step = step_time(graph, layout_of(etp=etp, **degrees), recipe_of(graph), cluster)
+        return float(step.child("tensor_parallel").value)
+
+    # Attention sums once a pass; whole experts once more, divided ones once for each of two chosen.
+    assert summed(4) == pytest.approx(summed(1) * 3 / 2)

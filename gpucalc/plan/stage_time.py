@@ -248,9 +248,12 @@ def _tensor_parallel(block: Block, shape: Shape, layout: Layout, recipe: Recipe,
     hidden = block.hidden
     reductions: Num = 0
     for part in parts[: 1 if block.parallel else None]:
-        # Experts of whole width receive their tokens by exchange, not by gathering.
+        # Experts of whole width receive their tokens by exchange, not by gathering; divided ones gather
+        # them after it, a copy for each expert a token chose.
         reductions = reductions + (
-            where(layout.etp > 1, 1, where(layout.sequence_parallel, 0, 1)) if isinstance(part, Moe) else 1
+            where(layout.etp > 1, part.top_k, where(layout.sequence_parallel, 0, 1))
+            if isinstance(part, Moe)
+            else 1
         )
     message = compute(
         "message",
