@@ -16,7 +16,7 @@ LAYERS: list[set[str]] = [
     {"spec"},
     {"graph", "builders", "families", "importers", "formulas"}
     | {"catalog", "catalog_names", "catalog_entries", "catalog_machines"},
-    {"counts", "jobs", "calibration"},
+    {"counts", "calibration"} | {"jobs", "jobs_changes", "jobs_defaults", "jobs_found", "jobs_model"},
     {"plan"},
     {"search", "search_serving"},
     {"advise", "advise_serving", "points", "mixed"}
