@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError, UnknownName
-from gpucalc.importers.formats import FORMATS, read_data, read_line, read_toml
+from gpucalc.importers.formats import FORMATS, format_of, read_data, read_line, read_toml
 from gpucalc.importers.load import load
 from gpucalc.importers.shell import commands, parse_flags
 from gpucalc.importers.words import ImportedJob
@@ -515,6 +515,12 @@ def test_python_is_never_read(tmp_path: Path) -> None:
     (tmp_path / "config.py").write_text("import os")
     with pytest.raises(InputError, match="never run"):
         load(str(tmp_path / "config.py"))
+
+
+def test_a_models_configuration_is_no_trainers_though_it_keeps_its_words() -> None:
+    """Zamba2's says num_query_groups, as Megatron-LM does."""
+    assert format_of({"model_type": "zamba2", "hidden_size": 2560, "num_query_groups": 32}) is None
+    assert format_of({"hidden_size": 2560, "num_query_groups": 32}) == "megatron"
 
 
 def test_unknown_formats_get_near_names() -> None:

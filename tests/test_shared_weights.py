@@ -112,7 +112,7 @@ def test_a_stage_holds_what_the_counts_say() -> None:
 def test_blocks_take_turns_and_layers_add_their_own() -> None:
     graph = drawn(ZAMBA2)
     assert graph.trunk.layers == (0, 1, 0, 2, 1)
-    assert [block.name for block in graph.trunk.blocks] == ["mamba2", "shared_1+mamba", "shared_2+mamba"]
+    assert [block.name for block in graph.trunk.blocks] == ["mamba2", "full_1+mamba+mlp", "full_2+mamba+mlp"]
     more = count(drawn(ZAMBA2, num_mem_blocks=3)).total.value - count(graph).total.value
     attention, feed, norms = 256 * 256 * 3 + 256 * 128, 128 * 512 + 256 * 128, 256 + 128
     assert more == attention + feed + norms
@@ -123,7 +123,7 @@ def test_weights_gradients_and_states_count_shared_weights_once_and_activations_
     for name in ("weights", "shared_gradients", "optimizer_states"):
         assert line(once.memory, name).value == line(often.memory, name).value
         assert line(once.memory.child("stage_0").child("backward"), name).value > 0
-    kept = [line(each.memory, "encoder.shared_1").value for each in (once, often)]
+    kept = [line(each.memory, "encoder.full+mlp").value for each in (once, often)]
     assert kept[1] == 4 * kept[0]
 
 
@@ -133,9 +133,9 @@ def test_served_weights_are_held_once_too() -> None:
              task="serve", framework="vllm")
         for n in (1, 3)
     )  # fmt: skip
-    shared = [line(each.memory, "shared_shared+mamba").value for each in (once, often)]
+    shared = [line(each.memory, "shared_full+mamba+mlp").value for each in (once, often)]
     assert shared[0] == shared[1] > 0
-    own = [line(each.memory, "layers_shared+mamba").value for each in (once, often)]
+    own = [line(each.memory, "layers_full+mamba+mlp").value for each in (once, often)]
     assert own[1] == 3 * own[0]
 
 

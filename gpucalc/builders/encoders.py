@@ -70,7 +70,8 @@ def bert(d: Draft) -> Graph:
         order = [1 if letter == "S" else 0 for letter in letters]
     if spec.shared is not None:
         sets = spec.shared.blocks
-        blocks = [replace(shared.whole(full), name=f"shared_{i + 1}") for i in range(sets)]
+        whole = shared.whole(full)
+        blocks = [replace(whole, name=f"{shared.numbered('full', i, sets)}+mlp") for i in range(sets)]
         order = [layer * sets // layers for layer in range(layers)]
     if modern:  # the embedding norm takes the place of the first layer's
         first = replace(full, name="first", norms=full.norms[1:])

@@ -32,6 +32,11 @@ def whole(block: Block) -> Block:
     )
 
 
+def numbered(name: str, turn: int, sets: int) -> str:
+    """A part's name, told apart from its kind's other sets of weights."""
+    return name if sets == 1 else f"{name}_{turn + 1}"
+
+
 def beside_state(d: Draft, hidden: int, turn: int) -> Block:
     """Zamba's hybrid layer: a transformer of shared weights that reads the stream and the embedding side by
     side, a map of the layer's own to what its state space reads, and its own low-rank additions.
@@ -65,7 +70,7 @@ def beside_state(d: Draft, hidden: int, turn: int) -> Block:
                 attends = (*_low_rank(name, width, given.adapter, width), *attends)
     onward = Linear("onward", hidden, hidden, shard=Shard.REPLICATED)
     return Block(
-        name="shared+mamba" if given.blocks == 1 else f"shared_{turn + 1}+mamba",
+        name=f"{numbered('full', turn, given.blocks)}+mamba+mlp",
         mixer=replace(mixer, linears=attends),
         ffn=replace(dense, linears=(*own, *dense.linears, onward)),
         norms=(*block.norms, norm("state", d.traits.norm, hidden)),

@@ -61,6 +61,8 @@ def format_of(data: Mapping[Any, Any]) -> str | None:
     keys = {fold(str(key)) for key in data}
     if {"run", "expect", "measured"} & keys:
         return None  # ours
+    if {"model_type", "hidden_size"} <= keys:
+        return None  # a model's own configuration, which may keep words of the trainer it came from
     if _is_torchtune(data):
         return "torchtune"
     for name, marks in _MARKS.items():
