@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpucalc import size as sizing
+from gpucalc import size_bounds
 from gpucalc.__main__ import main
 from gpucalc.catalog import open_catalog
 from gpucalc.errors import InputError
@@ -20,8 +21,10 @@ from gpucalc.jobs import ResolvedJob, resolve
 from gpucalc.plan.answer import Level, Plan
 from gpucalc.plan.evaluate import Subject
 from gpucalc.planner import plan_job
-from gpucalc.size import BEATEN, Offer, Sizing, size
+from gpucalc.size import size
+from gpucalc.size_bounds import BEATEN
 from gpucalc.size_fleets import Kind, kinds
+from gpucalc.size_offers import ORDERS, Offer, Sizing
 from gpucalc.size_targets import Targets, parse_duration, parse_targets
 
 CATALOG = open_catalog()
@@ -205,7 +208,7 @@ def test_the_leanest_needs_least_energy_and_the_order_is_that_of_its_key() -> No
     known = [o.kwh_per_million for o in found.meeting if o.kwh_per_million and o.level is Level.FITS]
     assert found.leanest is not None
     assert found.leanest.kwh_per_million == min(known)
-    by_energy = sorted(found.offers, key=sizing.ORDERS["energy"])
+    by_energy = sorted(found.offers, key=ORDERS["energy"])
     values = [offer.kwh_per_million for offer in by_energy if offer.kwh_per_million is not None]
     assert values == sorted(values)
 
@@ -376,15 +379,15 @@ def test_no_plan_goes_below_the_bounds_fleets_are_left_out_by(
         (kind.gpu.id, count)
         for kind in fleets
         for count in kind.counts
-        if sizing._hopeless(job.run, subject, kind.cluster(CATALOG, count), targets, None)
+        if size_bounds.hopeless(job.run, subject, kind.cluster(CATALOG, count), targets, None)
     }
     assert hopeless
-    monkeypatch.setattr(sizing, "_hopeless", lambda *_: None)
+    monkeypatch.setattr(sizing, "hopeless", lambda *_: None)
     every = size(job, CATALOG, fleets, targets)
     for offer in every.offers:
         if (offer.kind.gpu.id, offer.gpus) in hopeless:
             assert not offer.meets
-        most = sizing._most_per_s(job.run, subject, offer.kind.cluster(CATALOG, offer.used))
+        most = size_bounds.most_per_s(job.run, subject, offer.kind.cluster(CATALOG, offer.used))
         assert most is not None
         assert offer.rate is None or offer.rate < most
 
@@ -396,7 +399,7 @@ def test_fleets_left_unplanned_would_not_have_been_the_answer(
     few = ("b200-sxm", "l4", "a10g-24gb", "a100-sxm-80gb")
     quick = found_for(*few, most=32, tokens=tokens)
     assert any(reason == BEATEN for _, reason in quick.skipped)
-    monkeypatch.setattr(sizing, "_beaten", lambda *_: None)
+    monkeypatch.setattr(sizing, "beaten", lambda *_: None)
     slow = found_for(*few, most=32, tokens=tokens)
     for name in ("cheapest", "fastest", "smallest", "leanest"):
         one: Offer = getattr(quick, name)

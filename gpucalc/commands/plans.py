@@ -343,8 +343,9 @@ def size_command(
     from gpucalc.jobs import resolve
     from gpucalc.planner import provenance
     from gpucalc.report import size as report
-    from gpucalc.size import ORDERS, size
+    from gpucalc.size import size
     from gpucalc.size_fleets import kinds
+    from gpucalc.size_offers import ORDERS
     from gpucalc.size_targets import parse_targets
 
     if sort not in ORDERS:

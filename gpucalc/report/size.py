@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gpucalc.plan.answer import Level, Plan
 from gpucalc.report.screen import QUIET, clean, columns, grid, heading, indent, whole
-from gpucalc.size import ORDERS, PRICE_SPREAD, Offer, Sizing
+from gpucalc.size_offers import ORDERS, PRICE_SPREAD, Offer, Sizing
 from gpucalc.units import percent, seconds
 
 MOST_ROWS = 16
