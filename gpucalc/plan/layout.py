@@ -127,7 +127,7 @@ class Recipe:
     method: str  # full | lora | qlora
     adapters: Adapters | None
     dropout: bool
-    engine_stage: int  # the ZeRO stage DeepSpeed's engine runs, on one rank too; 0 under other frameworks
+    engine_stage: int  # DeepSpeed's ZeRO stage, whose engine and hooks run on one rank too; 0 elsewhere
     gradient_buckets: bool  # DDP holds gradients a second time
     fp8_params: bool  # there are no 16-bit weights beside those
     cached_fp8_weights: bool  # TransformerEngine keeps fp8 copies beside 16-bit weights
@@ -142,7 +142,6 @@ class Recipe:
     two_buckets: bool  # stages 1 and 2: one is reduced while the other fills
     live_parameters: int | None
     sub_group: int | None
-    hook_stage: int  # of DeepSpeed's ZeRO, whose hooks run on one GPU too
     overlap: bool  # communication runs beside computation
     channels_last: bool  # image tensors lie as tensor cores read them
     clock_share: float  # clock under load over that of the runs the rates come from

@@ -267,7 +267,6 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         two_buckets=bool(run.overlap_comm) and stage < 3,
         live_parameters=run.max_live_parameters,
         sub_group=run.sub_group_size,
-        hook_stage=stage if framework == "deepspeed" else 0,
         overlap=run.overlap,
         channels_last=bool(run.channels_last),
         clock_share=run.clock_share or 1.0,

@@ -215,11 +215,11 @@ def _hook_calls(stage: Stage, recipe: Recipe) -> int:
 
     Stage 2 handles every gradient as it comes, stage 3 also fetches and frees every weight each way.
     """
-    if recipe.hook_stage < 2:
+    if recipe.engine_stage < 2:
         return 0
     tensors = sum(run.count * block_tensors(run.block) for run in stage.layers)
     each = GRADIENT_HOOK_CALLS if recipe.adapters is None else 0
-    if recipe.hook_stage == 3:
+    if recipe.engine_stage == 3:
         each += WEIGHT_HOOK_CALLS * (3 if recipe.recompute == "full" else 2)
     return tensors * each
 
