@@ -85,6 +85,8 @@ ENCODERS: dict[str, Family] = {
     "wav2vec2": _AUDIO,
     "hubert": _AUDIO,
     "wavlm": _AUDIO,
+    "unispeech": _AUDIO,
+    "unispeech_sat": _AUDIO,
     "transformer_xl": Family(
         form="transformer_xl",
         norm="layernorm",

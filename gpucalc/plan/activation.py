@@ -50,9 +50,7 @@ def layer_line(block: Block, recipe: Recipe, *, seq_len: int, memory_tokens: flo
         )
     if recipe.dropout:
         masks = 2 if block.cross is None else 3
-        parts.append(
-            compute("dropout_masks", act.dropout_mask_saved_bytes, width=block.hidden, masks=masks)
-        )
+        parts.append(compute("dropout_masks", act.dropout_mask_saved_bytes, width=block.hidden, masks=masks))
     if recipe.adapters is not None:
         parts.extend(_adapter_lines(block, recipe.adapters, recipe))
         if recipe.adapters.keeps_frozen_inputs:
@@ -287,7 +285,9 @@ def _ffn_lines(ffn: FeedForward, block: Block, recipe: Recipe, frozen: bool) -> 
     lines: list[Line] = []
     if isinstance(ffn, Mlp):
         if not frozen and not block.parallel:
-            lines += _inputs("mlp_input", ffn.linears, ffn.hidden, recipe)
+            down = next((i for i, linear in enumerate(ffn.linears) if linear.shard is Shard.ROW), None)
+            after = len(ffn.linears[down + 1 :]) if down is not None else 0  # each reads a tensor of its own
+            lines += _inputs("mlp_input", ffn.linears, ffn.hidden, recipe, distinct=1 + after)
         lines.append(_mlp_line("mlp", ffn.ffn, ffn.gated, ffn.activation, recipe, frozen))
         return lines
     assert isinstance(ffn, Moe)

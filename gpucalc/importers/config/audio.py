@@ -11,16 +11,16 @@ from gpucalc.importers.config.tops import class_of, labels_of
 _LISTS = {"widths": "conv_dim", "kernels": "conv_kernel", "strides": "conv_stride"}
 # Keys of what else the classes put on top or do in training: nothing of the encoder changes with them.
 _ELSEWHERE = frozenset({
-    "adapter_kernel_size", "adapter_stride", "num_adapter_layers", "output_hidden_size", "apply_spec_augment",
-    "classifier_proj_size", "codevector_dim", "contrastive_logits_temperature", "ctc_loss_reduction",
-    "ctc_zero_infinity", "diversity_loss_weight", "feat_extract_activation", "feat_proj_dropout",
-    "feat_quantizer_dropout", "final_dropout", "mask_channel_length", "mask_channel_min_space",
-    "mask_channel_other", "mask_channel_prob", "mask_channel_selection", "mask_feature_length",
-    "mask_feature_prob",
-    "mask_feature_min_masks", "mask_time_length", "mask_time_min_masks", "mask_time_min_space",
-    "mask_time_other", "mask_time_selection", "max_bucket_distance", "num_codevector_groups",
-    "num_codevectors_per_group", "num_ctc_classes", "num_negatives", "proj_codevector_dim", "tdnn_dilation",
-    "tdnn_dim", "tdnn_kernel", "use_weighted_layer_sum", "xvector_output_dim",
+    "adapter_kernel_size", "adapter_stride", "apply_spec_augment", "classifier_proj_size", "codevector_dim",
+    "contrastive_logits_temperature", "ctc_loss_reduction", "ctc_zero_infinity", "diversity_loss_weight",
+    "feat_extract_activation", "feat_proj_dropout", "feat_quantizer_dropout", "final_dropout",
+    "mask_channel_length", "mask_channel_min_space", "mask_channel_other", "mask_channel_prob",
+    "mask_channel_selection", "mask_feature_length", "mask_feature_min_masks", "mask_feature_prob",
+    "mask_time_length", "mask_time_min_masks", "mask_time_min_space", "mask_time_other", "mask_time_prob",
+    "mask_time_selection", "max_bucket_distance", "num_adapter_layers", "num_clusters",
+    "num_codevector_groups", "num_codevectors_per_group", "num_ctc_classes", "num_negatives",
+    "output_hidden_size", "proj_codevector_dim", "replace_prob", "tdnn_dilation", "tdnn_dim", "tdnn_kernel",
+    "use_weighted_layer_sum", "xvector_output_dim",
 })  # fmt: skip
 
 
@@ -60,7 +60,8 @@ def audio_of(c: Reader, key: str, fields: dict[str, Any]) -> None:
         "position_kernel": c.need("num_conv_pos_embeddings"),
         "position_groups": groups,
         "projection_norm": key != "hubert" or _switch(c, "feat_proj_layer_norm"),
-        "mask": any(_share(c, name) for name in ("mask_time_prob", "mask_feature_prob")),
+        "mask": key == "unispeech_sat"
+        or any(_share(c, name) for name in ("mask_time_prob", "mask_feature_prob")),
         **({"buckets": c.need("num_buckets")} if key == "wavlm" else {}),
     }
     fields["post_norm"] = not _switch(c, "do_stable_layer_norm")
