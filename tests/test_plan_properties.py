@@ -20,7 +20,7 @@ from gpucalc.plan.answer import Plan
 from gpucalc.plan.layout import Layout
 from gpucalc.plan.memory import MemoryPeak, memory_peak
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
-from gpucalc.plan.stages import stages
+from gpucalc.plan.stages import block_params, chunk_layers, stages
 from gpucalc.planner import plan_job
 from gpucalc.spec.model import ModelSpec
 from gpucalc.spec.train_run import TrainRun
@@ -29,6 +29,7 @@ CATALOG = open_catalog()
 few = settings(max_examples=25, deadline=None)
 
 BASE = {"layers": 8, "hidden": 1024, "heads": 16, "kv_heads": 4, "ffn": 2816, "vocab": 32_000}
+SSM = {"state": 64, "heads": 32, "head_dim": 64, "groups": 1}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"architecture": "llama", **BASE},
     "tied": {"architecture": "gemma2", "head_dim": 64, **BASE},
@@ -40,6 +41,35 @@ MODELS: dict[str, dict[str, Any]] = {
         "kv_heads": 16,
         "moe": {"experts": 16, "top_k": 4, "expert_ffn": 704, "shared_expert_ffn": 704, "dense_layers": 1},
         "mla": {"q_lora": 256, "kv_lora": 128, "qk_nope": 64, "qk_rope": 32, "v_head": 64},
+    },
+    "albert": {
+        "architecture": "albert",
+        **BASE,
+        "kv_heads": 16,
+        "embedding_width": 128,
+        "shared": {"blocks": 2},
+    },
+    "zamba2": {
+        "architecture": "zamba2",
+        **BASE,
+        "kv_heads": 16,
+        "pattern": "MBMBMMBB",
+        "shared": {"blocks": 2, "reads": 2048, "adapter": 64},
+        "ssm": SSM,
+    },
+    "falcon-h1": {"architecture": "falcon_h1", **BASE, "pattern": "B8", "ssm": {**SSM, "norm": False}},
+    "wav2vec2": {
+        "architecture": "wav2vec2",
+        **BASE,
+        "kv_heads": 16,
+        "audio": {
+            "widths": [512] * 3,
+            "kernels": [10, 3, 2],
+            "strides": [5, 8, 8],
+            "norm": "group",
+            "position_kernel": 128,
+            "position_groups": 16,
+        },
     },
 }
 GRAPHS = {key: build_graph(ModelSpec.read({"name": key, **spec})) for key, spec in MODELS.items()}
@@ -111,14 +141,20 @@ def catalogue_graphs() -> list[str]:
 def test_stages_hold_every_parameter_once(key: str, pp: int) -> None:
     graph = GRAPHS[key]
     held = sum(stage.params.total for stage in stages(graph, pp=pp, vpp=1))
-    assert held == count(graph).total.value + _copied_table(graph, pp)
+    assert held == count(graph).total.value + _copied(graph, pp)
 
 
-def _copied_table(graph: Graph, pp: int) -> int:
-    """A tied table is held by the first stage and, once there are more, by the last as well."""
+def _copied(graph: Graph, pp: int) -> int:
+    """A tied table is held by the first stage and, once there are more, by the last as well; weights that
+    serve several layers by every stage that has one of them.
+    """
+    copies = 0
+    for index, block in enumerate(graph.trunk.blocks if graph.stacks else ()):
+        having = sum(index in chunk for chunk in chunk_layers(graph, pp=pp, vpp=1))
+        copies += (having - 1) * block_params(block, shared=True).total
     if pp == 1 or graph.head is None or graph.embedding is None or not graph.head.tied:
-        return 0
-    return graph.embedding.vocab * graph.embedding.width if graph.head.vocab else 0
+        return copies
+    return copies + (graph.embedding.vocab * graph.embedding.width if graph.head.vocab else 0)
 
 
 def test_stages_of_every_catalogue_model_hold_every_parameter_once() -> None:
@@ -130,7 +166,7 @@ def test_stages_of_every_catalogue_model_hold_every_parameter_once() -> None:
             continue
         for pp in (1, 2) if graph.stacks and len(graph.trunk.layers) > 1 else (1,):
             held = sum(stage.params.total for stage in stages(graph, pp=pp, vpp=1))
-            if held != count(graph).total.value + _copied_table(graph, pp):
+            if held != count(graph).total.value + _copied(graph, pp):
                 wrong.append((name, pp, held, count(graph).total.value))
     assert not wrong, wrong
 
@@ -142,7 +178,7 @@ def test_tensor_ranks_divide_what_they_do_not_replicate(key: str, tp: int, pp: i
     peak, _ = memory(graph, tp * pp, framework="megatron", tp=tp, pp=pp, etp=tp)
     stored = 2 * tp * sum(parts(peak, "step", "weights", stage=index) for index in range(pp))
     replicated = sum(stage.params.replicated for stage in stages(graph, pp=pp, vpp=1))
-    total = count(graph).total.value + _copied_table(graph, pp)
+    total = count(graph).total.value + _copied(graph, pp)
     assert stored / 4 == pytest.approx(total + (tp - 1) * replicated)
 
 
