@@ -6,7 +6,7 @@ from gpucalc.formulas import activations as act
 from gpucalc.formulas import memory as mem
 from gpucalc.formulas import optimizers as opt
 from gpucalc.line import Kind, Line, compute, total
-from gpucalc.num import holds
+from gpucalc.num import Num, holds
 from gpucalc.plan.activation import layer_line, norm_line
 from gpucalc.plan.rank import Rank
 from gpucalc.plan.selective import selective_line
@@ -188,18 +188,7 @@ def _convolutions_saved(rank: Rank) -> list[Line]:
         )
         for linear in trunk.convolutions
     )
-    kept = total("per_token", parts, unit="bytes/token")
-    layer = compute("convolutions", act.layer_saved_bytes, bytes_per_token=kept, tokens=rank.tokens, tp=1)
-    return [
-        compute(
-            "convolutions",
-            act.kept_activation_bytes,
-            kind=Kind.MODELLED,
-            layer_bytes=layer,
-            layers=1,
-            in_flight=rank.in_flight,
-        )
-    ]
+    return [_kept_once(rank, "convolutions", parts, tp=1)]
 
 
 def _embedding_saved(rank: Rank) -> list[Line]:
@@ -216,18 +205,21 @@ def _embedding_saved(rank: Rank) -> list[Line]:
         per_token.append(compute("dropout_mask", act.dropout_mask_saved_bytes, width=width, masks=1))
     if not per_token:
         return []
-    kept = total("per_token", tuple(per_token), unit="bytes/token")
-    layer = compute("embedding", act.layer_saved_bytes, bytes_per_token=kept, tokens=rank.tokens, tp=rank.sp)
-    return [
-        compute(
-            "embedding",
-            act.kept_activation_bytes,
-            kind=Kind.MODELLED,
-            layer_bytes=layer,
-            layers=1,
-            in_flight=rank.in_flight,
-        )
-    ]
+    return [_kept_once(rank, "embedding", tuple(per_token), tp=rank.sp)]
+
+
+def _kept_once(rank: Rank, name: str, per_token: tuple[Line, ...], *, tp: Num) -> Line:
+    """What a part outside the layers keeps for every micro-batch in flight."""
+    kept = total("per_token", per_token, unit="bytes/token")
+    layer = compute(name, act.layer_saved_bytes, bytes_per_token=kept, tokens=rank.tokens, tp=tp)
+    return compute(
+        name,
+        act.kept_activation_bytes,
+        kind=Kind.MODELLED,
+        layer_bytes=layer,
+        layers=1,
+        in_flight=rank.in_flight,
+    )
 
 
 def in_transit(rank: Rank) -> tuple[Line, ...]:

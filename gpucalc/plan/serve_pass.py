@@ -122,13 +122,7 @@ class Server(Mixers):
         inputs: float = linear.inputs
         if expert:
             ranks = self.layout.expert_ranks
-            matrices = compute(
-                "experts",
-                g.experts_touched,
-                experts=linear.copies,
-                top_k=linear.active,
-                tokens=expert_rows,
-            )
+            matrices = _touched(linear.copies, linear.active, expert_rows)
             rows = expert_rows * linear.active
         elif linear.shard is Shard.ROW:
             inputs = inputs / self.layout.tp
@@ -157,13 +151,7 @@ class Server(Mixers):
                 continue
             matrices: Any = linear.copies
             if expert:
-                matrices = compute(
-                    "experts",
-                    g.experts_touched,
-                    experts=linear.copies,
-                    top_k=linear.active,
-                    tokens=expert_rows,
-                )
+                matrices = _touched(linear.copies, linear.active, expert_rows)
             moved = compute(
                 "bytes",
                 g.widened_bytes,
@@ -280,13 +268,7 @@ class Server(Mixers):
         if isinstance(block.ffn, Moe):
             lines.append(compute("moe_gaps", g.gaps_s, layers=1, layer_s=self.speed.moe_gap.line("moe_gap")))
             if self.one_by_one and self.speed.expert_launch is not None:
-                touched = compute(
-                    "experts",
-                    g.experts_touched,
-                    experts=block.ffn.experts,
-                    top_k=block.ffn.top_k,
-                    tokens=expert_rows,
-                )
+                touched = _touched(block.ffn.experts, block.ffn.top_k, expert_rows)
                 lines.append(
                     compute(
                         "expert_launches",
@@ -376,6 +358,11 @@ def since(by_version: Mapping[str, Figure], version: str) -> Figure:
     given = version_key(version)
     held = [key for key in ordered if given is None or (version_key(key) or ()) <= given]
     return by_version[held[-1] if held else ordered[0]]
+
+
+def _touched(experts: int, top_k: float, tokens: float) -> Line:
+    """How many of the experts the tokens of a pass reach."""
+    return compute("experts", g.experts_touched, experts=experts, top_k=top_k, tokens=tokens)
 
 
 def _times(name: str, each: Line, count: int) -> Line:
