@@ -22,8 +22,9 @@ from gpucalc.plan.step_rates import (
     TENSOR_HIDDEN,
     WEIGHT_HOOK_CALLS,
 )
-from gpucalc.plan.work import convolution_traffic, layer_work
+from gpucalc.plan.work import layer_work
 from gpucalc.plan.work_head import head_work
+from gpucalc.plan.work_inputs import convolution_traffic
 from gpucalc.plan.work_lines import LayerWork, Shape
 
 

@@ -6,7 +6,7 @@ arithmetic is in `formulas.compute`.
 
 from __future__ import annotations
 
-from gpucalc.graph import Attention, Block, Norm, Stack, StateMixer
+from gpucalc.graph import Attention, Block, Norm, StateMixer
 from gpucalc.num import Num, where
 from gpucalc.plan.device import Device
 from gpucalc.plan.layout import Layout, Recipe
@@ -16,7 +16,6 @@ from gpucalc.plan.work_counts import (
     LAYER_CALLS,
     LAYERNORM_PASSES,
     NORM_PASSES,
-    PLAIN_PASSES,
     RESIDUAL_PASSES,
 )
 from gpucalc.plan.work_ffn import add_feed_forward, fused_experts
@@ -66,13 +65,3 @@ def _norm(work: LayerWork, norm: Norm, tokens: Num, code: str, size: Num, device
     single = norm.kind in ("layernorm", "layernorm_nobias")
     passes = LAYERNORM_PASSES if single else NORM_PASSES[code]
     add_elementwise(work, norm.name, tokens, norm.width, passes, size, device)
-
-
-def convolution_traffic(work: LayerWork, stack: Stack, tokens: Num, recipe: Recipe, device: Device) -> None:
-    """Activations, and norms before them, of convolutions at higher rates than tokens."""
-    for linear in stack.convolutions:
-        rows, code, size = tokens * linear.active, recipe.kernels, recipe.activation_bytes
-        name, width = linear.name, linear.outputs
-        add_elementwise(work, f"{name}_activation", rows, width, PLAIN_PASSES[code], size, device)
-        if stack.normed(linear):
-            add_elementwise(work, f"{name}_norm", rows, width, LAYERNORM_PASSES, size, device)
