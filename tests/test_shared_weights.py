@@ -195,20 +195,41 @@ def test_attention_beside_a_state_space_keeps_the_inputs_of_both() -> None:
     assert {"mixer_input", "state_input", "state_mixer", "attention"} <= names
 
 
-def test_a_shared_transformer_keeps_what_torch_saves() -> None:
-    """Zamba2's in bf16 by saved tensors, its state space apart: 15,016 bytes a token, of them 128 the inputs
-    of low-rank additions, which are left out.
-    """
-    config = {**ZAMBA2, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8,
-              "intermediate_size": 512, "layers_block_type": ["mamba", "hybrid", "mamba"],
-              "num_hidden_layers": 3, "num_mem_blocks": 1}  # fmt: skip
+WIDE: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 8}
+SAVED: dict[str, tuple[dict[str, Any], float]] = {
+    # of 15,016 bytes a token the inputs of four low-rank additions, 16 wide, are left out
+    "zamba2": (
+        {**ZAMBA2, **WIDE, "num_key_value_heads": 8, "intermediate_size": 512, "num_hidden_layers": 1,
+         "layers_block_type": ["hybrid"], "num_mem_blocks": 1}, 15_016 - 4 * 32,
+    ),
+    # of 9,832 the rotary table is all layers'
+    "falcon_h1": (
+        {**FALCON_H1, **WIDE, "num_key_value_heads": 4, "intermediate_size": 512, "mamba_d_ssm": 256,
+         "mamba_n_heads": 8}, 9_832 - 64,
+    ),
+    # a mean and a deviation for each norm, kept in bf16 on the CPU and in fp32 by the GPU's kernel
+    "wav2vec2": ({**WAV2VEC2, **WIDE, "intermediate_size": 1024}, 8_232 + 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_layer_keeps_what_torch_saves(name: str) -> None:
+    """Bytes a token of one layer in bf16, 96 tokens, the state space apart: its kernels are not the CPU's."""
+    config, measured = SAVED[name]
     graph = drawn(config)
-    block = graph.trunk.blocks[1]
     run, _ = settle(TrainRun.read({"framework": "fsdp", "seq_len": 96, "micro_batch": 1}))
-    recipe = resolve_recipe(run, graph)
-    kept = layer_line(block, recipe, seq_len=96)
+    (block,) = graph.trunk.blocks
+    kept = layer_line(block, resolve_recipe(run, graph), seq_len=96)
     state = {"state", "state_input", "state_mixer"}
-    assert sum(float(part.value) for part in kept.children if part.name not in state) == 15_016 - 128
+    assert sum(float(part.value) for part in kept.children if part.name not in state) == measured
+
+
+def test_adapters_sit_once_on_a_weight_that_serves_every_layer() -> None:
+    held = [
+        line(plan({**ALBERT, "num_hidden_layers": n}, framework="hf", method="lora").memory, "adapters").value
+        for n in (2, 8)
+    ]
+    assert held[0] == held[1] > 0
 
 
 # -- convolutions over samples ---------------------------------------------------------------
