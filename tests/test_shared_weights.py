@@ -14,6 +14,7 @@ import pytest
 from gpucalc.builders.build import build_graph
 from gpucalc.catalog import Catalog
 from gpucalc.counts import block_linears, count
+from gpucalc.errors import UnsupportedModel
 from gpucalc.graph import Graph
 from gpucalc.importers.huggingface import from_config
 from gpucalc.jobs import resolve_data
@@ -251,3 +252,21 @@ def test_convolutions_keep_what_torch_saves(norm: str, measured: int) -> None:
     assert float(kept.value) / 200 == pytest.approx(measured, rel=0.025)
     again = line(plan(config, **{**run, "recompute": "full"}).memory, "convolutions")
     assert again.value == pytest.approx(200 * 4 * 64 * 127)  # every convolution's result alone
+
+
+def test_every_matrix_of_a_decoder_is_work() -> None:
+    """Dense parts beside experts and the maps between residual streams too: all a token is multiplied by."""
+    wrong = []
+    for name in sorted(CATALOG.names("models")):
+        spec = CATALOG.model(name).model_copy(update={"vision_tower": None})
+        if spec.kind not in ("dense_decoder", "moe_decoder", "hybrid_ssm", "ssm"):
+            continue
+        try:
+            graph = build_graph(spec)
+        except UnsupportedModel:
+            continue
+        run, _ = settle(TrainRun.read({"framework": "ddp", "seq_len": 128, "micro_batch": 1}))
+        linear, _ = sample_flops(graph, resolve_recipe(run, graph))
+        if linear != pytest.approx(2 * 128 * count(graph).matmul_params, rel=1e-6):
+            wrong.append(name)
+    assert not wrong, wrong

@@ -10,6 +10,7 @@ from gpucalc.line import Line, compute, total, worst_kind
 from gpucalc.num import Num
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.stage_time import stack_shape
+from gpucalc.plan.stages import block_linears
 from gpucalc.plan.work_attention import attention_pairs
 from gpucalc.plan.work_lines import WHOLE_RECOMPUTE
 from gpucalc.plan.work_state import SCAN_CHUNK
@@ -30,9 +31,8 @@ def sample_flops(graph: Graph, recipe: Recipe) -> tuple[Num, Num]:
         shape = stack_shape(graph, stack, one, recipe)
         for index, block in enumerate(stack.blocks):
             layers = stack.count(index)
-            for part in (block.mixer, block.state, block.cross, block.ffn):
-                if part is None:
-                    continue
+            linear = linear + layers * _linear_flops(block.linears, shape.tokens)
+            for part in block.parts:
                 linear = linear + layers * _linear_flops(part.linears, shape.tokens)
                 if isinstance(part, Attention):
                     attention = attention + layers * f.attention_core_flops(
@@ -82,9 +82,9 @@ def _layer_flops(graph: Graph, recipe: Recipe) -> tuple[Num, Num]:
     for stack in graph.stacks:
         tokens = stack.tokens if stack.tokens is not None else recipe.seq_len
         for index, block in enumerate(stack.blocks):
-            parts = [part for part in (block.mixer, block.state, block.cross, block.ffn) if part is not None]
+            parts = block.parts
             count = stack.count(index)
-            layers = layers + count * sum(_linear_flops(part.linears, tokens) for part in parts)
+            layers = layers + count * _linear_flops(block_linears(block), tokens)
             if parts and parts[-1].linears:
                 last = last + count * _linear_flops(parts[-1].linears[-1:], tokens)
     return layers, last

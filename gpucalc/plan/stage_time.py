@@ -245,7 +245,7 @@ def _tensor_parallel(block: Block, shape: Shape, layout: Layout, recipe: Recipe,
     """Activations summed over tensor-parallel ranks: once per mixer and feed-forward part, each way."""
     if is_scalar(layout.tp) and layout.tp == 1:
         return None
-    parts = [part for part in (block.mixer, block.state, block.cross, block.ffn) if part is not None]
+    parts = block.parts
     hidden = block.hidden
     reductions: Num = 0
     for part in parts[: 1 if block.parallel else None]:

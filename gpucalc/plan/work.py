@@ -34,13 +34,15 @@ def layer_work(block: Block, shape: Shape, layout: Layout, recipe: Recipe, devic
     for norm in block.norms:
         if norm.kind != "none":
             _norm(work, norm, outside, code, stream, device)
-    parts = [p for p in (block.mixer, block.state, block.cross, block.ffn) if p is not None]
+    parts = block.parts
     hidden = block.hidden
     work.calls += LAYER_CALLS[code]
     for index, _ in enumerate(parts[: 1 if block.parallel else None], start=1):
         add_elementwise(work, f"residual_{index}", outside, hidden, RESIDUAL_PASSES[code], stream, device)
         if recipe.dropout:
             add_elementwise(work, f"dropout_{index}", outside, hidden, DROPOUT_PASSES[code], stream, device)
+    if block.linears:
+        add_linears(work, block.linears, shape.tokens, layout, recipe, device, low=False)
     for part in parts:
         add_linears(
             work,
