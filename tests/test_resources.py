@@ -316,13 +316,15 @@ def test_an_interrupt_ends_a_measurement_and_its_ranks(tmp_path: Path) -> None:
         env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    wait_for(lambda: members(process.pid) > 1 or process.poll() is not None)
+    wait_for(lambda: bool(ranks_of(process.pid)) or process.poll() is not None)
     time.sleep(1)  # ranks load torch, meet and measure
+    ranks = ranks_of(process.pid)
+    assert ranks
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, b"", b"")
-    wait_for(lambda: members(process.pid) == 0)
-    assert members(process.pid) == 0
+    wait_for(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))
+    assert not [rank for rank in ranks if Path(f"/proc/{rank}").exists()]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -333,13 +335,14 @@ def wait_for(met: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.02)
 
 
-def members(group: int) -> int:
-    """How many processes of a group are left."""
-    found = 0
+def ranks_of(parent: int) -> set[int]:
+    """The processes another has started, each in a session of its own."""
+    found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # gone meanwhile
-            state, _, owner = stat.read_text().rpartition(")")[2].split()[:3]
-            found += owner == str(group) and state != "Z"
+            state, owner = stat.read_text().rpartition(")")[2].split()[:2]
+            if owner == str(parent) and state != "Z":
+                found.add(int(stat.parent.name))
     return found
 
 
