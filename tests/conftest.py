@@ -13,6 +13,7 @@ GOLDEN = ROOT / "tests" / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files")
+    parser.addoption("--record-predictions", metavar="WHY", help="rewrite the table of predictions")
 
 
 @pytest.fixture
