@@ -151,3 +151,9 @@ def test_help_keeps_to_the_width(
 
 def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
+
+
+def test_adapters_are_refused_where_no_layer_is_known(capsys: Capture) -> None:
+    words = ["plan", "models/resnet-50", "--gpus", "1xL4", "--set", "run.method=lora"]
+    assert main(words) == 2
+    assert "run.method: adapters wrap the matrices of layers" in capsys.readouterr().err

@@ -387,6 +387,13 @@ _TARGETS = {
 def _adapters(run: TrainRun, graph: Graph) -> Adapters:
     lora = run.lora
     assert lora is not None  # with_defaults fills it
+    if not graph.stacks:
+        raise InputError(
+            f"adapters wrap the matrices of layers, and {graph.name} is known by its totals alone",
+            key="run.method",
+            given=run.method,
+            legal="full",
+        )
     linears = [linear for stack in graph.stacks for block in stack.blocks for linear in block_linears(block)]
     names = {linear.name for linear in linears}
     if lora.kind == "adapter":
