@@ -702,3 +702,16 @@ def test_megatrons_types_of_moments_and_weights_are_taken() -> None:
         read_line(line.replace("--exp-avg-sq-dtype bf16", "--exp-avg-sq-dtype fp8"), "l")
     with pytest.raises(InputError, match="attn has no plan"):
         read_line(line.replace("moe_act layernorm", "attn"), "l")
+
+
+def test_megatron_says_how_experts_and_tensors_overlap() -> None:
+    line = (
+        "pretrain_gpt.py --num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048"
+        " --max-position-embeddings 2048 --micro-batch-size 1 --bf16 --vocab-size 32000 --num-experts 8"
+        " --tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 4"
+        " --moe-token-dispatcher-type flex --moe-expert-capacity-factor 1.25"
+        " --moe-pad-expert-input-to-capacity --tp-comm-overlap --overlap-moe-expert-parallel-comm"
+    )
+    run = resolve(line, CATALOG, gpus="8xH100-SXM").run
+    assert (run.moe_dispatcher, run.expert_imbalance) == ("deepep", 1.25)  # type: ignore[union-attr]
+    assert (run.tp_overlap, run.ep_overlap) == (True, True)  # type: ignore[union-attr]

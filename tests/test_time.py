@@ -340,3 +340,27 @@ def test_divided_experts_gather_a_copy_of_a_token_for_each_expert_it_chose() -> 
 
     # Attention sums once a pass; whole experts once more, divided ones once for each of two chosen.
     assert summed(4) == pytest.approx(summed(1) * 3 / 2)
+
+
+def test_tensor_parallelism_hides_what_is_asked_of_it() -> None:
+    graph, cluster = graph_of("llama-3-70b"), cluster_of(8)
+    layout = layout_of(tp=8, dp=1, shard=1, sequence_parallel=True)
+
+    def shown(**run: Any) -> float:
+        recipe = recipe_of(graph, tp=8, **run)
+        return float(step_time(graph, layout, recipe, cluster).child("tensor_parallel").value)
+
+    titan = shown(framework="torchtitan")
+    assert shown(framework="torchtitan", tp_overlap=True) == pytest.approx(0.55 * titan)
+    assert shown(framework="megatron") == pytest.approx(0.25 * shown(framework="megatron", tp_overlap=False))
+    assert shown(framework="megatron", year=2023) == shown(framework="megatron", tp_overlap=False)
+    assert shown(framework="megatron", overlap=False) == shown(framework="megatron", tp_overlap=False)
+
+
+def test_tokens_may_travel_beside_another_micro_batch() -> None:
+    graph, layout, cluster = graph_of("mixtral-8x7b"), layout_of(ep=8, dp=8), cluster_of(8)
+    waits, hides = (
+        step_time(graph, layout, recipe_of(graph, ep=8, ep_overlap=flag), cluster) for flag in (False, True)
+    )
+    # On NVLink a layer computes far longer than it exchanges: what shows is contention.
+    assert hides.child("expert_parallel").value == pytest.approx(0.25 * waits.child("expert_parallel").value)

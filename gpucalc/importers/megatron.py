@@ -61,6 +61,7 @@ def _run(words: Words, draft: Draft) -> None:
     run["etp"] = words.degree("expert_tensor_parallel_size")
     run["sequence_parallel"] = bool(words.flag("sequence_parallel")) if tp > 1 else None
     words.skip("sequence_parallel")
+    _overlap(words, run)
     virtual = words.degree("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size")
     per_stage = words.degree("num_layers_per_virtual_pipeline_stage")
     layers = words.whole("num_layers")
@@ -135,6 +136,21 @@ def _run(words: Words, draft: Draft) -> None:
     if words.flag("optimizer_cpu_offload"):
         run["offload"] = "optimizer-cpu"
     draft.ranks = started(words)
+
+
+def _overlap(words: Words, run: dict[str, Any]) -> None:
+    """How tensor-parallel gathers and the exchange of tokens run, and how evenly experts are filled."""
+    beside = words.flag("tp_comm_overlap")
+    if beside is not None and run["tp"] > 1:
+        run["tp_overlap"] = beside
+    if words.flag("overlap_moe_expert_parallel_comm"):
+        run["ep_overlap"] = True
+    dispatcher = str(words.take("moe_token_dispatcher_type") or "").lower()
+    if run["ep"] > 1 and dispatcher in ("flex", "alltoall"):
+        run["moe_dispatcher"] = "deepep" if dispatcher == "flex" else "alltoall"
+    factor = words.real("moe_expert_capacity_factor")
+    if words.flag("moe_pad_expert_input_to_capacity") and factor is not None and factor >= 1:
+        run["expert_imbalance"] = factor
 
 
 def _precision(words: Words) -> str:
@@ -272,8 +288,7 @@ def _experts(words: Words, experts: int, ffn: int) -> dict[str, Any]:
                 )
             moe |= {"dense_layers": dense} if dense else {}
     words.skip(
-        "moe_grouped_gemm", "moe_token_dispatcher_type", "moe_permute_fusion", "moe_router_dtype",
-        "moe_token_drop_policy", "moe_pad_expert_input_to_capacity", "moe_expert_capacity_factor",
+        "moe_grouped_gemm", "moe_permute_fusion", "moe_router_dtype", "moe_token_drop_policy",
     )  # fmt: skip
     return moe
 

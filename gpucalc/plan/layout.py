@@ -147,6 +147,8 @@ class Recipe:
     clock_share: float  # clock under load over that of the runs the rates come from
     input_samples_per_s: float | None  # what the host loads; None: as fast as the GPUs ask
     expert_imbalance: float  # tokens of the busiest rank's experts over the mean
+    tp_overlap: bool  # sequence-parallel gathers and scatters run beside the products they feed
+    ep_overlap: bool  # tokens travel to experts beside another micro-batch
     moe_dispatcher: str  # alltoall: a copy of a token per expert | deepep: one per rank
     year: int  # of the software: what it overlaps and which kernels it calls
     offload: tuple[str, ...]  # any of optimizer, gradients, parameters, activations; nvme: to disk

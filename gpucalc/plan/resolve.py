@@ -65,6 +65,7 @@ BASE_BYTES = {
 }
 
 ALL_AT_ONCE_YEAR = 2023  # torch 2.0, March: for-each optimizers by default, in place from 2.1 (October)
+TP_OVERLAP_YEAR = 2024  # Megatron's published recipes hide tensor-parallel gathers in user buffers
 SECOND_FLASH_YEAR = 2023  # FlashAttention-2 came out in July
 LOW_PRECISION = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 
@@ -272,6 +273,8 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         clock_share=run.clock_share or 1.0,
         input_samples_per_s=None if run.input_samples_per_s == "enough" else run.input_samples_per_s,
         expert_imbalance=run.expert_imbalance or 1.0,
+        tp_overlap=_tp_overlap(run, year) and run.overlap,
+        ep_overlap=run.ep_overlap and run.overlap,
         moe_dispatcher=run.moe_dispatcher or "alltoall",
         year=year,
         offload=offload,
@@ -382,6 +385,13 @@ _TARGETS = {
     "value": ("v",),
     "dense": ("o",),
 }
+
+
+def _tp_overlap(run: TrainRun, year: int) -> bool:
+    """Whether tensor parallelism hides its gathers: as stated, else as Megatron's recipes since 2024."""
+    if run.tp_overlap is not None:
+        return run.tp_overlap
+    return run.framework == "megatron" and year >= TP_OVERLAP_YEAR
 
 
 def _adapters(run: TrainRun, graph: Graph) -> Adapters:

@@ -15,7 +15,9 @@ from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links
 from gpucalc.plan.stages import LayerRun, Params, Stage, block_tensors
 from gpucalc.plan.step_rates import (
+    ASYNC_HIDDEN,
     CONTENTION,
+    EXCHANGE_OVERLAP,
     GRADIENT_HOOK_CALLS,
     RING_OVERLAP,
     TENSOR_EXPOSED,
@@ -142,7 +144,7 @@ def _layer_time(
         work,
         _tensor_parallel(run.block, shape, layout, recipe, links),
         _context_parallel(run.block, work, shape, layout, recipe, links),
-        _expert_parallel(run.block, shape, layout, recipe, links),
+        _expert_parallel(run.block, work, shape, layout, recipe, links),
     )
 
 
@@ -277,12 +279,15 @@ def _tensor_parallel(block: Block, shape: Shape, layout: Layout, recipe: Recipe,
         sequence_parallel=layout.sequence_parallel,
         reductions=reductions,
         passes=2 + again,
-        hidden_share=(
-            TENSOR_HIDDEN
-            if recipe.framework == "megatron" and recipe.year >= 2024 and recipe.overlap
-            else TENSOR_EXPOSED
-        ),
+        hidden_share=_tensor_hidden(recipe),
     )
+
+
+def _tensor_hidden(recipe: Recipe) -> Line:
+    """Share of tensor-parallel gathers and scatters that runs beside the products they feed."""
+    if not recipe.tp_overlap:
+        return TENSOR_EXPOSED
+    return TENSOR_HIDDEN if recipe.framework == "megatron" else ASYNC_HIDDEN
 
 
 def _context_parallel(
@@ -314,7 +319,9 @@ def _context_parallel(
     )
 
 
-def _expert_parallel(block: Block, shape: Shape, layout: Layout, recipe: Recipe, links: Links) -> Line | None:
+def _expert_parallel(
+    block: Block, work: LayerWork, shape: Shape, layout: Layout, recipe: Recipe, links: Links
+) -> Line | None:
     """Tokens sent to their experts and back, forward and backward."""
     part = block.ffn
     if not isinstance(part, Moe) or (is_scalar(layout.ep) and layout.ep == 1):
@@ -333,4 +340,14 @@ def _expert_parallel(block: Block, shape: Shape, layout: Layout, recipe: Recipe,
     if not is_scalar(layout.ep):
         exchange = compute("dispatch", f.repeated_s, each_s=exchange, times=where(layout.ep > 1, 1, 0))
     again = 2 if recipe.recompute == "full" else 0
-    return compute("expert_parallel", f.repeated_s, each_s=exchange, times=4 + again)
+    exchanges = compute("expert_parallel", f.repeated_s, each_s=exchange, times=4 + again)
+    if not recipe.ep_overlap:
+        return exchanges
+    return compute(
+        "expert_parallel",
+        comm.exposed_s,
+        communication_s=exchanges,
+        compute_s=total("beside", (work.forward(), work.backward()), unit="s"),
+        overlap=EXCHANGE_OVERLAP,
+        contention=CONTENTION,
+    )

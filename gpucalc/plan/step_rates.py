@@ -39,6 +39,9 @@ NO_OVERLAP = _known("overlap", 0.0, "fraction", "run.overlap false: every collec
 RING_OVERLAP = _known(
     "overlap", 1.0, "fraction", "ring attention sends the next block beside the current one"
 )
+EXCHANGE_OVERLAP = _known(
+    "overlap", 1.0, "fraction", "one micro-batch's tokens travel while another's layer computes"
+)
 # Share of hidden communication that still shows, as multiprocessors and memory bandwidth it takes away.
 CONTENTION = _known(
     "contention",
@@ -53,6 +56,12 @@ COPY_CONTENTION = _known("contention", 0.0, "fraction", "copy engines take no mu
 # Share of sequence-parallel gathers and scatters that runs beside the products they feed.
 TENSOR_HIDDEN = _known(
     "hidden_share", 0.75, "fraction", f"{_SET}: TransformerEngine's chunked overlap, in recipes from 2024 on"
+)
+ASYNC_HIDDEN = _known(
+    "hidden_share",
+    0.45,
+    "fraction",
+    "fitted to torchtitan's pairs of runs with and without asynchronous tensor parallelism: 0.15 to 0.5",
 )
 TENSOR_EXPOSED = _known("hidden_share", 0.0, "fraction", "gathers and scatters wait for one another")
 HOST_BANDWIDTH = _known(

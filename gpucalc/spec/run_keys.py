@@ -23,6 +23,8 @@ TRAIN_KEYS: dict[str, tuple[str, ...]] = {
     "fp8_params": ("megatron",),
     "reduce_bucket_size": ("deepspeed",),
     "overlap_comm": ("deepspeed",),
+    "tp_overlap": ("megatron", "torchtitan"),
+    "ep_overlap": ("megatron", "torchtitan"),
     "max_live_parameters": ("deepspeed",),
     "sub_group_size": ("deepspeed",),
     "sequence_parallel": _MODEL_PARALLEL,

@@ -147,6 +147,16 @@ class TrainRun(Spec):
     )
     compile: Flag = Field(default=False, description="torch.compile")
     overlap: Flag = Field(default=True, description="false: no communication runs beside computation")
+    tp_overlap: Flag | None = Field(
+        default=None,
+        description="gathers and scatters of sequence parallelism run beside the products they feed"
+        " (TransformerEngine's user buffers, asynchronous tensor parallelism)",
+    )
+    ep_overlap: Flag = Field(
+        default=False,
+        description="tokens travel to experts beside another micro-batch's computation (Megatron's 1F1B"
+        " overlap)",
+    )
     moe_dispatcher: Literal["alltoall", "deepep"] | None = Field(
         default=None,
         description="how tokens reach experts: a copy per expert, or one per rank (DeepEP, HybridEP)",

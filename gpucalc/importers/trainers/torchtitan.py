@@ -64,6 +64,8 @@ def torchtitan(data: Mapping[str, Any], where: str) -> ImportedJob:
         or training.degree("data_parallel_shard_degree"),
     }
     run |= {key: value for key, value in degrees.items() if value is not None}
+    if parallel.flag("enable_async_tensor_parallel"):
+        run["tp_overlap"] = True
     _schedule(parallel, run)
     copies = parallel.degree("data_parallel_replicate_degree") or training.degree(
         "data_parallel_replicate_degree"
