@@ -112,7 +112,7 @@ def _model_path(words: str, folder: Path | None) -> Path | None:
     plain = "/" not in words and "\\" not in words and not words.startswith((".", "~"))
     if plain and Path(words).suffix.lower() not in (".json", ".yaml", ".yml", *WEIGHTS, *PICKLES):
         return None  # a catalogue id
-    candidates = [Path(words).expanduser()]
+    candidates = [Path(os.path.expanduser(words))]  # "~nobody" stays as it is
     if folder is not None and not candidates[0].is_absolute():
         candidates.insert(0, folder / candidates[0])
     return next((path for path in candidates if is_there(path)), None)

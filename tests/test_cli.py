@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import typer
@@ -157,3 +158,10 @@ def test_adapters_are_refused_where_no_layer_is_known(capsys: Capture) -> None:
     words = ["plan", "models/resnet-50", "--gpus", "1xL4", "--set", "run.method=lora"]
     assert main(words) == 2
     assert "run.method: adapters wrap the matrices of layers" in capsys.readouterr().err
+
+
+def test_a_home_nobody_has_is_a_path_that_is_not_there(tmp_path: Path, capsys: Capture) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text('{model: "~nobody-here/model.yaml", gpus: 1xL4, run: {task: train}}', encoding="utf-8")
+    assert main(["plan", str(job)]) == 2
+    assert "~nobody-here/model.yaml" in capsys.readouterr().err

@@ -20,12 +20,12 @@ def cache_root() -> Path:
     """Where the hub's client keeps what it has fetched."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(variable):
-            return Path(os.environ[variable]).expanduser()
+            return Path(os.path.expanduser(os.environ[variable]))
     home = os.environ.get("HF_HOME")
     if home:
-        return Path(home).expanduser() / "hub"
+        return Path(os.path.expanduser(home)) / "hub"
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "huggingface" / "hub"
+    return Path(os.path.expanduser(cache)) / "huggingface" / "hub"
 
 
 def cached(name: str) -> Path | None:
