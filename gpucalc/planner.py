@@ -19,7 +19,6 @@ from gpucalc.jobs import ResolvedJob
 from gpucalc.plan.answer import Assumption, Level, Plan
 from gpucalc.plan.evaluate import ErrorTable, Subject, evaluate
 from gpucalc.search import best_run, with_chosen
-from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.serve_run import ServeRun
 from gpucalc.spec.train_run import TrainRun
@@ -73,6 +72,7 @@ def plan_job(
                 economics=facts,
             )
         from gpucalc.search_serving import plan_serving  # training plans do without
+        from gpucalc.spec.engine import EngineSpec
 
         engine = catalog.load("engines", run.framework, EngineSpec)
         run, assumptions = _runnable(run, "dtype", assumptions, cluster)

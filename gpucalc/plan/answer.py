@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from gpucalc.line import Line
-from gpucalc.plan.serving_layout import ServeLayout
+from gpucalc.plan.layout import Layout
 
 # A plan of training holds a Layout and a Recipe, one of serving a ServeLayout and a ServeRecipe. Readers
 # ask for one task or the other (`Plan.serves`); a union would make each of them prove it at every use.
@@ -170,7 +170,7 @@ class Plan:
     @property
     def serves(self) -> bool:
         """Whether this is a deployment, not a training run."""
-        return isinstance(self.layout, ServeLayout)
+        return not isinstance(self.layout, Layout)
 
     @property
     def root(self) -> Line:
