@@ -54,11 +54,15 @@ def plan_job(
     if facts.money.usd_per_gpu_hour is not None:  # the published price is not the one taken
         said = tuple(text for text in cluster.assumptions if not text.startswith(PRICE_OF))
         cluster = replace(cluster, price_per_gpu_hour=facts.money.usd_per_gpu_hour, assumptions=said)
+
+    def clusters(card: str, count: int) -> Cluster:
+        return catalog.cluster([(None, count, card)])
+
     if not isinstance(run, TrainRun):
+        run, assumptions = _runnable(run, "dtype", assumptions, cluster)
         if subject.graph.network is not None and not subject.graph.stacks:
             from gpucalc.plan.serve_network import evaluate_network  # plans of language models do without
 
-            run, assumptions = _runnable(run, "dtype", assumptions, cluster)
             return evaluate_network(
                 subject,
                 run,
@@ -75,7 +79,6 @@ def plan_job(
         from gpucalc.spec.engine import EngineSpec
 
         engine = catalog.load("engines", run.framework, EngineSpec)
-        run, assumptions = _runnable(run, "dtype", assumptions, cluster)
         plan = plan_serving(
             subject,
             run,
@@ -100,7 +103,7 @@ def plan_job(
             run,
             cluster,
             engine,
-            clusters=lambda card, count: catalog.cluster([(None, count, card)]),
+            clusters=clusters,
             larger=_larger(catalog, cluster) if wanting(plan) else (),
             errors=errors,
         )
@@ -120,10 +123,6 @@ def plan_job(
     )
     if not advice:
         return plan
-
-    def clusters(card: str, count: int) -> Cluster:
-        return catalog.cluster([(None, count, card)])
-
     if len({pool.gpu.id for pool in cluster.pools}) > 1:
         from gpucalc.mixed import peak_note, splits  # fleets of one kind do without
 

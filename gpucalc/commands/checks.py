@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+Outputs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="File of the --format of the same rank; - is the screen."
+    ),
+]
+
+
 @app.command("check")
 def check_command(
     files: Annotated[
@@ -31,12 +39,7 @@ def check_command(
             help="table, json, junit, sarif, github, gitlab or markdown; repeatable.",
         ),
     ] = None,
-    outputs: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="File of the --format of the same rank; - is the screen."
-        ),
-    ] = None,
+    outputs: Outputs = None,
     baseline: Annotated[
         Path | None,
         typer.Option(
@@ -84,12 +87,7 @@ def diff_command(
         list[str] | None,
         typer.Option("--format", metavar="NAME", help="table, json or markdown; repeatable."),
     ] = None,
-    outputs: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="File of the --format of the same rank; - is the screen."
-        ),
-    ] = None,
+    outputs: Outputs = None,
     every: Annotated[bool, typer.Option("--all", help="List lines that hardly moved too.")] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit 1 when the verdict, speed or cost is worse.")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from gpucalc.formulas import compute as f
 from gpucalc.plan.answer import Level, PoolShare, Split
 from gpucalc.plan.evaluate import Subject, level_of
-from gpucalc.plan.layout import Recipe
+from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.rates import sample_tokens
+from gpucalc.plan.unlike import needed_bytes
 from gpucalc.spec.hardware import Cluster, Pool
 from gpucalc.spec.train_run import TrainRun
 
@@ -36,6 +37,29 @@ class Case:
     def level(self, needed: float, pool: Pool) -> Level:
         """Whether a kind holds so much."""
         return level_of(needed, self.capacity(pool), self.error)
+
+    def share(
+        self,
+        pool: Pool,
+        layout: Layout,
+        *,
+        layers: tuple[int, ...] = (),
+        stages: tuple[int, ...] | None = None,
+        micro_batch_s: float,
+    ) -> PoolShare:
+        """What a kind does of the run: all of it in its layout, or the stages it holds."""
+        needed = float(needed_bytes(self.subject.graph, layout, self.recipe, pool, stages).value)
+        return PoolShare(
+            gpu=pool.gpu.id,
+            gpus=pool.count,
+            micro_batch=layout.micro_batch,
+            micro_batches=layout.micro_batches,
+            layers=layers,
+            needed_bytes=needed,
+            capacity_bytes=self.capacity(pool),
+            level=self.level(needed, pool),
+            busy_s=layout.micro_batches * micro_batch_s,
+        )
 
     def rate(self, samples: int, step_s: float) -> float:
         """Tokens a second, samples of models without tokens."""

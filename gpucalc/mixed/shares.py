@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpucalc.errors import Infeasible
 from gpucalc.mixed.case import Case, near, order_of, split_of
-from gpucalc.plan.answer import Level, PoolShare, Split
+from gpucalc.plan.answer import Level, Split
 from gpucalc.plan.layout import Layout
 from gpucalc.plan.resolve import resolve_layout
 from gpucalc.plan.unlike import micro_batch_s, needed_bytes, shared_step
@@ -51,23 +51,14 @@ def _data_parallel(case: Case) -> Layout:
 def _shared(case: Case, how: str, layouts: Sequence[Layout]) -> Split:
     """The split in which every kind runs its own batch."""
     graph, pools = case.subject.graph, case.cluster.pools
-    parts = []
-    for pool, layout in zip(pools, layouts, strict=True):
-        needed = float(needed_bytes(graph, layout, case.recipe, pool).value)
-        parts.append(
-            PoolShare(
-                gpu=pool.gpu.id,
-                gpus=pool.count,
-                micro_batch=layout.micro_batch,
-                micro_batches=layout.micro_batches,
-                layers=(),
-                needed_bytes=needed,
-                capacity_bytes=case.capacity(pool),
-                level=case.level(needed, pool),
-                busy_s=layout.micro_batches
-                * micro_batch_s(graph, layout, case.recipe, case.cluster, pools.index(pool)),
-            )
+    parts = [
+        case.share(
+            pool,
+            layout,
+            micro_batch_s=micro_batch_s(graph, layout, case.recipe, case.cluster, pools.index(pool)),
         )
+        for pool, layout in zip(pools, layouts, strict=True)
+    ]
     group = layouts[0].tp * layouts[0].cp * layouts[0].pp
     samples = sum(part.gpus // group * part.micro_batch * part.micro_batches for part in parts)
     return split_of(

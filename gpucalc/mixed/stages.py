@@ -10,7 +10,7 @@ from typing import Any
 
 from gpucalc.errors import Infeasible
 from gpucalc.mixed.case import Case, near, order_of, split_of
-from gpucalc.plan.answer import Level, PoolShare, Split
+from gpucalc.plan.answer import Level, Split
 from gpucalc.plan.layout import Layout
 from gpucalc.plan.resolve import resolve_recipe
 from gpucalc.plan.rules import divisors
@@ -146,18 +146,7 @@ def _stage_split(case: Case, layout: Layout, owners: tuple[int, ...]) -> Split:
     for index in dict.fromkeys(owners):
         pool = case.cluster.pools[index]
         own = tuple(stage for stage, owner in enumerate(owners) if owner == index)
-        needed = float(needed_bytes(graph, layout, case.recipe, pool, own).value)
-        parts.append(
-            PoolShare(
-                gpu=pool.gpu.id,
-                gpus=pool.count,
-                micro_batch=layout.micro_batch,
-                micro_batches=layout.micro_batches,
-                layers=tuple(layout.stage_layers[stage] for stage in own),
-                needed_bytes=needed,
-                capacity_bytes=case.capacity(pool),
-                level=case.level(needed, pool),
-                busy_s=layout.micro_batches * max(each[stage] for stage in own),
-            )
-        )
+        layers = tuple(layout.stage_layers[stage] for stage in own)
+        slowest = max(each[stage] for stage in own)
+        parts.append(case.share(pool, layout, layers=layers, stages=own, micro_batch_s=slowest))
     return split_of(case, "pipeline", parts, layout.global_batch, lambda: float(step.value))

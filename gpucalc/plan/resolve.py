@@ -260,11 +260,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         eager_context=year < 2023,
         optimizer_in_backward=run.optimizer_in_backward,
         gathered_tp_inputs=framework == "torchtitan",
-        reduce_bucket=graph.trunk.hidden**2
-        if run.reduce_bucket_size == "auto" and graph.stacks
-        else run.reduce_bucket_size
-        if isinstance(run.reduce_bucket_size, int)
-        else None,
+        reduce_bucket=_reduce_bucket(run, graph),
         two_buckets=bool(run.overlap_comm) and stage < 3,
         live_parameters=run.max_live_parameters,
         sub_group=run.sub_group_size,
@@ -385,6 +381,13 @@ _TARGETS = {
     "value": ("v",),
     "dense": ("o",),
 }
+
+
+def _reduce_bucket(run: TrainRun, graph: Graph) -> int | None:
+    """Elements of DeepSpeed's bucket as stated; `auto` is Transformers' square of the hidden size."""
+    if run.reduce_bucket_size == "auto":
+        return graph.trunk.hidden**2 if graph.stacks else None
+    return run.reduce_bucket_size
 
 
 def _tp_overlap(run: TrainRun, year: int) -> bool:

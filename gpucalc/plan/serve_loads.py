@@ -42,7 +42,7 @@ def pareto(
     """Rates from one request a cache to as many as run at once: throughput per GPU against speed per user."""
     server = Server(graph, layout, recipe, engine, cluster)
     given = traffic or recipe.traffic
-    caches = layout.dp * (layout.replicas - given.prefill_replicas)
+    caches = layout.decoding_caches(given.prefill_replicas)
     full = served(server, recipe.max_num_seqs * caches, isl, osl, kv_tokens, given)
     loads = ladder(full.concurrency // caches, rows)
     return tuple(
@@ -70,7 +70,7 @@ def at_rate(
     Requests stay the longer the more there are: the load grows until both agree.
     """
     server = Server(graph, layout, recipe, engine, cluster)
-    caches = layout.dp * (layout.replicas - recipe.traffic.prefill_replicas)
+    caches = layout.decoding_caches(recipe.traffic.prefill_replicas)
 
     def at(load: int) -> ServingTime:
         return served(server, load, None, None, kv_tokens, recipe.traffic)

@@ -197,7 +197,7 @@ def served(
     isl = recipe.isl if isl is None else isl
     osl = recipe.osl if osl is None else osl
     load = recipe.concurrency if concurrency is None else concurrency
-    caches = layout.dp * (layout.replicas - traffic.prefill_replicas)
+    caches = layout.decoding_caches(traffic.prefill_replicas)
     # Fewer requests than caches leave some caches idle.
     busy = min(float(load), float(caches))
     steady = _steady(server, offered=load / busy, isl=isl, osl=osl, kv_tokens=kv_tokens, traffic=traffic)

@@ -50,6 +50,10 @@ class ServeLayout:
         """Independent key-value caches in the deployment; each serves its share of the requests."""
         return self.dp * self.replicas
 
+    def decoding_caches(self, prefill_replicas: int) -> int:
+        """Caches of the copies that decode, where so many compute prompts alone."""
+        return self.dp * (self.replicas - prefill_replicas)
+
     @property
     def expert_ranks(self) -> int:
         """Ranks of one stage over which one copy of the routed experts is spread, whole or in slices."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpucalc.formulas import comm
 from gpucalc.formulas import compute as f
+from gpucalc.formulas import memory as mem
 from gpucalc.graph import Attention, Block, Graph, Moe, Stack
 from gpucalc.line import Line, compute, total
 from gpucalc.num import Num, is_scalar, maximum, where
@@ -87,8 +88,8 @@ def value_of(lines: list[Line]) -> Num:
 def rank_params(params: Params, layout: Layout) -> tuple[Num, Num]:
     """Dense and expert parameters one rank holds before any sharding over data-parallel ranks."""
     return (
-        params.sharded / layout.tp + params.replicated,
-        params.expert / (layout.ep * layout.etp),
+        mem.dense_rank_params(sharded=params.sharded, replicated=params.replicated, tp=layout.tp),
+        mem.expert_rank_params(expert=params.expert, ep=layout.ep, etp=layout.etp),
     )
 
 
