@@ -18,8 +18,9 @@ import pytest
 from fake_nvml import H100, RTX4090, FakeNvml
 
 from gpucalc.__main__ import main
+from gpucalc.catalog import open_catalog
 from gpucalc.errors import CannotMeasure, InputError
-from gpucalc.probe import comm
+from gpucalc.probe import comm, command
 from gpucalc.probe.device import BUSY_LOAD, doubtful, summary
 from gpucalc.probe.launch import Outcome, launch
 from gpucalc.probe.place import place
@@ -223,6 +224,40 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def test_a_first_rank_told_to_stop_still_writes_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # torchrun stops every rank as soon as one has ended, and the one that writes may be the last to end.
+    pytest.importorskip("torch")
+    software = {"kind": "software", "name": "a CPU", "torch": "2", "backend": "gloo", "busy": None}
+    write, stopped = command._written, list[bool]()
+
+    def ended(*_: Any) -> Outcome:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return Outcome((software,), "rank 1 is slow")
+
+    def written(*words: Any) -> command.Result:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return write(*words)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    try:
+        monkeypatch.setattr(command, "_started_elsewhere", ended)
+        monkeypatch.setattr(command, "_written", written)
+        file = tmp_path / "c.yaml"
+        options = command.Options(("comm",), "cpu", output=file)
+        torchrun = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        torchrun |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        found = command.measure(options, open_catalog(), environment=torchrun)
+        assert found is not None
+        assert read_calibration(file).incomplete == "rank 1 is slow"
+        assert stopped == []
+        os.kill(os.getpid(), signal.SIGTERM)  # afterwards a wish to stop is heard again
+        assert stopped == [True]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_places_among_ranks() -> None:

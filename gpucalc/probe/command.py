@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from typing import Any
 from gpucalc.catalog import Catalog
 from gpucalc.errors import CannotMeasure, ExitCode, GpucalcError, InputError, UnknownName
 from gpucalc.probe import overlay, stages
-from gpucalc.probe.guard import Guard, leave
+from gpucalc.probe.guard import Guard, leave, unhurried
 from gpucalc.probe.inject import Fault
 from gpucalc.probe.inventory import Card, Inventory, inventory
 from gpucalc.probe.launch import Outcome, failure, launch
@@ -101,12 +101,13 @@ def measure(
     def kept(outcome: Outcome) -> str:
         return str(written(outcome).path)
 
-    outcome = _noticed(options, _started_elsewhere(options, where, told, kept))
-    if where.rank:
-        if outcome.failure:
-            raise CannotMeasure(outcome.failure)
-        return None
-    return written(outcome)
+    with unhurried():
+        outcome = _noticed(options, _started_elsewhere(options, where, told, kept))
+        if where.rank == 0:
+            return written(outcome)
+    if outcome.failure:
+        raise CannotMeasure(outcome.failure)
+    return None
 
 
 def _written(
@@ -181,15 +182,16 @@ def rehearse(
 
         return _noticed(options, _in_place(measured, where, options, added, kept))
 
-    return stages.run(
-        asked,
-        head,
-        options.output or stages.fresh_name(tried.job, options.device),
-        start,
-        _config(options, ("stages",), ranks, where),
-        told=told,
-        writes=where is None or where.rank == 0,
-    )
+    with unhurried() if where is not None else nullcontext():
+        return stages.run(
+            asked,
+            head,
+            options.output or stages.fresh_name(tried.job, options.device),
+            start,
+            _config(options, ("stages",), ranks, where),
+            told=told,
+            writes=where is None or where.rank == 0,
+        )
 
 
 def _at_hand(

@@ -13,8 +13,8 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib import import_module
 from time import monotonic, sleep
@@ -154,6 +154,19 @@ class Guard:
             return store(str(host), int(port or 0), is_master=False, timeout=timedelta(seconds=_STORE_S))
         except Exception:  # ranks are then not named; the test itself does not need it
             return None
+
+
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """A wish that this rank stop waits until the block is left: what is measured is being written.
+
+    torchrun, srun and mpirun stop all ranks as soon as one has ended, and the one that writes ends last.
+    """
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _ranks(ranks: list[int]) -> str:
