@@ -127,7 +127,12 @@ class Plan(answer.Plan):
         from gpucalc.report.html.page import Beside, page
 
         known = provenance(self.job, self.catalog) if origin is None else origin
-        return page(self, Beside(self.cluster, self.scaling(), search or self.search(), rules, known))
+        weighed = search or self.search()
+        if weighed is not None:
+            from gpucalc.layouts import planned_whole
+
+            weighed = planned_whole(weighed, self.job, self.catalog)
+        return page(self, Beside(self.cluster, self.scaling(), weighed, rules, known))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the verdict, the key figures and the memory's stack."""

@@ -8,7 +8,7 @@ ranking by them, or by the fewest GPUs, also looks at smaller fleets of the same
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpucalc.accuracy import error_table
@@ -37,13 +37,18 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A layout by its keys, and its headline numbers."""
+    """A layout by its keys, and its headline numbers.
+
+    run: the job's with this layout. plan: where these numbers come from, of layouts that were planned whole.
+    """
 
     keys: Mapping[str, Any]
     level: Level
     needed_bytes: float
     step_s: float | None
     samples_per_s: float | None
+    run: TrainRun | None = field(default=None, compare=False, repr=False)
+    plan: Plan | None = field(default=None, compare=False, repr=False)
 
     def document(self) -> dict[str, Any]:
         """The same for a JSON document."""
@@ -247,6 +252,30 @@ def best_layouts(
     )
 
 
+def planned_whole(found: Layouts, job: ResolvedJob, catalog: Catalog) -> Layouts:
+    """What a search found, with the plan of every layout it lists.
+
+    A search works out numbers alone; a report that opens them needs the lines they come from. job: the one
+    that was searched, on the fleet of the best layout.
+    """
+    subject = Subject.of(job.model)
+    cluster = catalog.cluster(job.fleet, job.job.system, network=job.job.network)
+    errors = error_table(catalog)
+
+    def whole(option: Option) -> Option:
+        if option.run is None or option.plan is not None:
+            return option
+        settled = replace(job, job=job.job.model_copy(update={"run": option.run}))
+        plan = plan_job(settled, catalog, subject=subject, cluster=cluster, errors=errors, advice=False)
+        return replace(option, plan=plan)
+
+    return replace(
+        found,
+        options=tuple(whole(option) for option in found.options),
+        front=tuple(whole(option) for option in found.front),
+    )
+
+
 def _own(
     job: ResolvedJob, catalog: Catalog, subject: Subject, cluster: Cluster
 ) -> tuple[Plan | None, tuple[str, ...]]:
@@ -336,6 +365,7 @@ def _option(space: Space, subject: Subject, cluster: Cluster, one: Candidate) ->
         one.needed_bytes,
         one.step_s if timed else None,
         one.samples_per_s if timed else None,
+        run,
     )
 
 
@@ -350,6 +380,7 @@ def _plan_option(plan: Plan) -> Option:
         float(plan.verdict.needed.value),
         None if plan.time is None else float(plan.time.value),
         None if plan.throughput is None else float(plan.throughput.value),
+        plan=plan,
     )
 
 

@@ -246,11 +246,59 @@ def test_the_front_of_a_search_holds_what_none_beats() -> None:
     assert found is not None
     text = pages.html("searched").split('id="search"', 1)[1].split("</section>", 1)[0]
     assert f"{found.legal:,} legal layouts, {found.fitting:,} of them fit" in text
-    listed = [float(value) for value in re.findall(r'<data value="([\d.]+)">', text)]
     shown = {one.needed_bytes for one in (*found.front, *found.options)}
-    assert {round(value) for value in listed} == {round(value) for value in shown}
+    listed = [cells[0] for cells, _ in opening_rows("searched", "search")]
+    assert sorted(map(round, listed)) == sorted(map(round, shown))
     assert text.count('class="s0 mark strong"') == 1  # this plan's own layout
     assert found.options[0].keys["tp"] == answer.layout.tp
+
+
+def opening_rows(name: str, section: str) -> list[tuple[list[float], dict[str, tuple[float, str]]]]:
+    """Rows of a section's table that open: the numbers of their cells, and what each opens into, by name:
+    the number and the markup that says how it came about."""
+    text = pages.html(name).split(f'<section id="{section}"', 1)[1].split("</section>", 1)[0]
+    found = []
+    for row in text.split("<tbody", 1)[1].split("<tr ")[1:]:
+        head, *cells = row.split('<td class="n"')
+        numbers = [float(value) for cell in cells for value in re.findall(r'<data value="([^"]+)">', cell)]
+        below = re.split(r'<div class="how"><ul>', head, maxsplit=1)[1]
+        told = re.findall(r'<li>(?:<details><summary>)?<b>([\w: ]+)</b> <data value="([^"]+)">', below)
+        parts = re.split(r"<li>(?:<details><summary>)?<b>[\w: ]+</b> <data value=", below)[1:]
+        opened: dict[str, tuple[float, str]] = {}
+        for (label, value), part in zip(told, parts, strict=True):
+            opened.setdefault(label, (float(value), part))
+        found.append((numbers, opened))
+    return found
+
+
+@pytest.mark.parametrize("name", ["serving", "serving-experts"])
+def test_every_load_opens_into_the_document_s_numbers(name: str) -> None:
+    loads = pages.answer(name).document()["loads"]
+    rows = opening_rows(name, "loads")
+    assert len(rows) == len(loads) > 2
+    for (numbers, opened), load in zip(rows, loads, strict=True):
+        told = [load[key] for key in ("tokens_per_s_per_user", "tokens_per_s_per_gpu", "ttft_s", "tpot_s")]
+        assert numbers == told
+        names = ("tokens_per_s_per_user", "tokens_per_s_per_gpu", "ttft", "tpot")
+        assert [opened[key][0] for key in names] == told
+        assert opened["queue"][0] == load["queue_s"]
+        assert all("#f-" in opened[key][1] or "shown above" in opened[key][1] for key in names)
+
+
+def test_every_layout_opens_into_the_search_s_numbers() -> None:
+    found = pages.answer("searched").search()
+    assert found is not None
+    told = {round(one.needed_bytes): one for one in (*found.front, *found.options)}
+    rows = opening_rows("searched", "search")
+    assert len(rows) == len(told)
+    for numbers, opened in rows:
+        option = told[round(numbers[0])]
+        needs = next(value for label, (value, _) in opened.items() if label.startswith("needs: "))
+        assert needs == pytest.approx(option.needed_bytes, rel=1e-12)
+        if option.step_s is not None:
+            assert numbers[1] == option.step_s
+            assert opened["step"][0] == pytest.approx(option.step_s, rel=1e-12)
+            assert opened["tokens_per_s"][0] == pytest.approx(numbers[2], rel=1e-12)
 
 
 def test_colours_can_be_told_from_what_they_stand_on() -> None:

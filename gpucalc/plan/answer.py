@@ -88,16 +88,53 @@ class LoadPoint:
     """What a deployment does at one number of requests in flight: one point of speed against throughput."""
 
     concurrency: int
-    tokens_per_s_per_user: float
-    tokens_per_s_per_gpu: float
-    ttft_s: float
-    tpot_s: float
-    queue_s: float  # mean wait for room in the cache, before the time to first token begins
+    line: Line  # the load; its children are what a user and a GPU see of it
     binds: str
     meets_targets: bool | None  # None: the job states none
     is_job: bool  # the job's own concurrency
     is_most: bool  # the most in flight within the targets
     layout: str = ""  # another one than the plan's, in words
+
+    @property
+    def tokens_per_s_per_user(self) -> float:
+        """Output tokens a second that one request gets."""
+        return float(self.line.child("tokens_per_s_per_user").value)
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Output tokens a second of all requests, over the GPUs."""
+        return float(self.line.child("tokens_per_s_per_gpu").value)
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to first token once admitted."""
+        return float(self.line.child("ttft").value)
+
+    @property
+    def tpot_s(self) -> float:
+        """Time between two tokens."""
+        return float(self.line.child("tpot").value)
+
+    @property
+    def queue_s(self) -> float:
+        """Mean wait for room in the cache, before the time to first token begins."""
+        return float(self.line.child("queue").value)
+
+    def document(self) -> dict[str, Any]:
+        """The same for a JSON document."""
+        return {
+            "concurrency": self.concurrency,
+            "tokens_per_s_per_user": self.tokens_per_s_per_user,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "ttft_s": self.ttft_s,
+            "tpot_s": self.tpot_s,
+            "queue_s": self.queue_s,
+            "binds": self.binds,
+            "meets_targets": self.meets_targets,
+            "is_job": self.is_job,
+            "is_most": self.is_most,
+            "layout": self.layout,
+        }
 
 
 @dataclass(frozen=True, slots=True)

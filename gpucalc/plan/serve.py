@@ -348,13 +348,12 @@ def _loads(
 
 
 def _load_point(load: int, point: ServingTime, recipe: ServeRecipe) -> LoadPoint:
+    assert point.queue_s is not None
+    rates = (point.tokens_per_s_per_user, point.tokens_per_s_per_gpu)
+    times = (point.prefill_s, point.decode_step_s, point.queue_s)
     return LoadPoint(
         concurrency=load,
-        tokens_per_s_per_user=float(point.tokens_per_s_per_user.value),
-        tokens_per_s_per_gpu=float(point.tokens_per_s_per_gpu.value),
-        ttft_s=float(point.prefill_s.value),
-        tpot_s=float(point.decode_step_s.value),
-        queue_s=float(point.queue_s.value) if point.queue_s is not None else 0.0,
+        line=Line("in_flight", load, "requests", children=(*rates, *times)),
         binds=point.binds,
         meets_targets=meets_targets(point, recipe) if has_targets(recipe) else None,
         is_job=False,

@@ -68,7 +68,7 @@ def plan(answer: Plan, provenance: Mapping[str, Any], rules: Sequence[Estimate] 
         else {"expected_error_fraction": answer.speed_error[0], "basis": answer.speed_error[1]},
         "actions": [record(item) for item in answer.actions],
         "splits": [record(item) for item in answer.splits],
-        "loads": [record(item) for item in answer.loads],
+        "loads": [plain(item.document()) for item in answer.loads],
         "launch": answer.launch,
         "documents": [_estimate(item) for item in rules or (headline(answer),)],
         "notes": list(answer.notes),

@@ -12,11 +12,13 @@ from gpucalc.report.html.ledger import Ledger
 from gpucalc.report.html.pieces import Row, Section, figure, legend, section, table
 from gpucalc.report.html.tables import LEVELS, set_word
 from gpucalc.report.layouts import HEADS, idle
-from gpucalc.report.markup import tag, text
+from gpucalc.report.markup import Html, tag, text
 from gpucalc.report.screen import whole
 from gpucalc.report.svg.axes import Axis, linear, logarithmic
 from gpucalc.report.svg.plot import Curve, Point, plot
 from gpucalc.scale import Scaling, Size, rental_price
+
+_DEPTH = 1  # inputs followed below a row's numbers: each row is a plan of its own, and a page holds many
 
 # -- scaling --------------------------------------------------------------------------------------
 
@@ -97,7 +99,7 @@ def _sizes(sizes: Sequence[Size], ledger: Ledger) -> Iterator[Row]:
         else:
             price = rental_price(plan)
             yield (
-                ledger.opened(size.efficiency, text(whole(size.gpus)), depth=0),
+                ledger.opened(size.efficiency, text(whole(size.gpus)), depth=_DEPTH),
                 units.seconds(plan.time.value),
                 ledger.value(rate(size), "count"),
                 units.percent(size.efficiency.value, 0),
@@ -156,10 +158,10 @@ def layouts(answer: Plan, found: Layouts | None, ledger: Ledger) -> Section | No
     heads = ("layout", "needs", "step", f"{unit(answer)}/s", "verdict")
     rows = (
         (
-            tag("b", _named(one)) if one == chosen else _named(one),
+            _opened(one, tag("b" if one == chosen else "span", _named(one)), ledger),
             ledger.value(one.needed_bytes, "bytes"),
-            "" if one.step_s is None else units.seconds(one.step_s),
-            "" if one.step_s is None else whole(per_s(one)),
+            "" if one.step_s is None else ledger.value(one.step_s, "s"),
+            "" if one.step_s is None else ledger.value(per_s(one), "count"),
             LEVELS[one.level] + (", the job's own" if one == own else ""),
         )
         for one in sorted(listed, key=lambda one: -per_s(one))
@@ -175,6 +177,17 @@ def layouts(answer: Plan, found: Layouts | None, ledger: Ledger) -> Section | No
 def _distinct(options: Sequence[Option]) -> list[Option]:
     """The options, each layout once."""
     return list({_named(one): one for one in options}.values())
+
+
+def _opened(one: Option, name: Html, ledger: Ledger) -> Html:
+    """A layout's name, which opens into its memory, step and rate where it was planned whole."""
+    if one.plan is None:
+        return name
+    lines = [("needs", one.plan.verdict.needed)]
+    if one.step_s is not None and one.plan.time is not None and one.plan.throughput is not None:
+        rate = one.plan.throughput.child("tokens_per_s")
+        lines += [(one.plan.time.name, one.plan.time), (rate.name, rate)]
+    return ledger.several(name, lines, depth=_DEPTH)
 
 
 def _named(one: Option) -> str:
@@ -230,11 +243,15 @@ def loads(answer: Plan, ledger: Ledger) -> Section | None:
     heads = ("in flight", "a user", "a GPU", "TTFT", "TPOT", "bound by")
     rows = (
         (
-            tag("b", whole(point.concurrency)) if point.is_job else whole(point.concurrency),
+            ledger.several(
+                tag("b" if point.is_job else "span", whole(point.concurrency)),
+                [(line.name, line) for line in point.line.children],
+                depth=_DEPTH,
+            ),
             ledger.value(point.tokens_per_s_per_user, "count"),
             ledger.value(point.tokens_per_s_per_gpu, "count"),
-            units.seconds(point.ttft_s),
-            units.seconds(point.tpot_s),
+            ledger.value(point.ttft_s, "s"),
+            ledger.value(point.tpot_s, "s"),
             _load_words(point),
         )
         for point in points

@@ -14,12 +14,12 @@ from gpucalc.explain import alone, number
 from gpucalc.formula import FORMULAS
 from gpucalc.line import Line
 from gpucalc.report.json import plain
-from gpucalc.report.markup import Html, join, tag, text
+from gpucalc.report.markup import Content, Html, join, tag, text
 from gpucalc.report.screen import label, quantity
 
 # How much of an explanation a page holds, from everything to the formula alone. What does not fit in a
 # page is left to `gpucalc explain`.
-DEPTHS = (64, 5, 3, 1, 0)
+DEPTHS = (64, 5, 4, 3, 2, 1, 0)
 
 
 class Ledger:
@@ -67,6 +67,12 @@ class Ledger:
         if not self._opens(line):
             return tag("span", shown, class_="flat")
         return tag("details", tag("summary", shown), self._how(line, mark, depth, amount))
+
+    def several(self, name: Content, lines: Iterable[tuple[str, Line]], *, depth: int) -> Html:
+        """The name of a row of several numbers, which opens into them, and each of them as `opened` does."""
+        depth = min(depth, self.depth)
+        rows = (tag("li", self._entry(called, line, depth + 1)) for called, line in lines)
+        return tag("details", tag("summary", name), tag("div", tag("ul", rows), class_="how"))
 
     @staticmethod
     def _opens(line: Line) -> bool:

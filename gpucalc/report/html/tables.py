@@ -11,7 +11,7 @@ from gpucalc.formula import FORMULAS
 from gpucalc.plan.answer import Level, Plan
 from gpucalc.report.html.ledger import Ledger
 from gpucalc.report.html.pieces import Row, Section, facts_rows, section, table
-from gpucalc.report.markup import Html, join, tag
+from gpucalc.report.markup import Html, join, tag, text
 from gpucalc.report.screen import whole
 from gpucalc.report.table import assumed_figures
 
@@ -103,7 +103,7 @@ def documents(estimates: Sequence[Estimate], ledger: Ledger) -> Section:
     """What planning documents' rules say of the same."""
     rows = (
         (
-            item.rule,
+            ledger.opened(item.line, text(item.rule), depth=1),
             ledger.value(item.line.value, item.line.unit),
             "" if item.ours is None else ledger.value(item.ours.value, item.ours.unit),
             item.why,
