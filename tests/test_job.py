@@ -151,6 +151,11 @@ def test_a_missing_or_unknown_task_lists_both() -> None:
         ({"zero_stage": 2, "reshard_after_forward": True}, "contradicts zero_stage: 2"),
         ({"lora": {"rank": 8}}, "run.lora: needs a method that uses it"),
         ({"quantization": "nf4"}, "run.quantization: a quantised base cannot be trained in full"),
+        ({"quantization_block": 128}, "run.quantization_block: a quantised base cannot be trained in full"),
+        (
+            {"method": "qlora", "quantization": "int8", "quantization_block": 128},
+            "run.quantization_block: does not apply to quantization: int8",
+        ),
         ({"method": "lora", "lora": {"rank": 0}}, "run.lora.rank: must not be zero"),
         ({"method": "lora", "lora": 5}, "run.lora: must be a group of keys, got 5"),
     ],

@@ -425,3 +425,10 @@ def test_weights_of_transformer_engine() -> None:
     # by rows and by columns, a byte each; 4 bits and a byte of scale for 16 elements
     assert mem.quantised_weight_copy_bytes(linear_params=1600, element_bytes=1) == 3200
     assert mem.quantised_weight_copy_bytes(linear_params=1600, element_bytes=0.5 + 1 / 16) == 1800
+
+
+def test_weights_in_four_bits() -> None:
+    # half a byte; an fp32 scale for 64, or a byte for 64 and an fp32 for 256 of those
+    assert mem.nf4_bytes_per_param(block=64, double=0) == 0.5625
+    assert mem.nf4_bytes_per_param(block=64, double=1) == 0.5 + 1 / 64 + 1 / 4096
+    assert mem.nf4_bytes_per_param(block=128, double=0) == 0.53125

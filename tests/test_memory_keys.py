@@ -257,6 +257,27 @@ def test_autocast_copies_the_output_matrix() -> None:
     assert "cast_head" not in names(phases(framework="fsdp")["loss"].child("head_and_loss"))
 
 
+def test_the_block_of_a_quantised_base() -> None:
+    def linears(**run: Any) -> float:
+        held = phases(method="qlora", **run)["step"].child("weights").child("frozen_linears")
+        return held.value
+
+    count = LAYERS * (4 * HIDDEN**2 + 3 * HIDDEN * FFN)
+    assert linears() == count * 0.5625
+    assert linears(quantization_block=128) == count * (0.5 + 4 / 128)
+    assert linears(quantization="nf4-double", quantization_block=128) == count * (0.5 + 1 / 128 + 1 / 8192)
+
+
+def test_whether_a_quantised_base_is_divided_is_said() -> None:
+    def said(**run: Any) -> dict[str, Any]:
+        job = {"seq_len": 256, "micro_batch": 1, "precision": "bf16", "method": "qlora", **run}
+        return {assumed.key: assumed.value for assumed in settle(TrainRun.read(job))[1]}
+
+    assert said(framework="fsdp")["run.shard_quantised"] is True
+    assert said(framework="deepspeed", zero_stage=3)["run.shard_quantised"] is False
+    assert "run.shard_quantised" not in said(framework="hf")
+
+
 # --- low precision -----------------------------------------------------------------------------------------
 
 

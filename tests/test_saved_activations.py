@@ -218,7 +218,8 @@ def test_measured_t5_blocks(precision: str, ffn: dict[str, Any], encoder: int, d
 
 # Blocks of litgpt 0.3.0 in bf16: 256 wide, 8 heads of 32, feed-forward of 688, 64 tokens; storages saved per
 # token, without tables of angles and of adapters' columns. Attention keeps what the flash kernel keeps, its
-# output in the layout of the concatenated queries; a quantised matrix keeps its input, as bitsandbytes' does.
+# output in the layout of the concatenated queries; a quantised matrix keeps its input, as bitsandbytes' did
+# until July 2024.
 LITGPT = [
     ("full", 8, 13_224), ("full", 2, 12_200),
     ("lora", 8, 11_112), ("lora", 2, 9_704),
@@ -244,7 +245,7 @@ def test_measured_litgpt_blocks(method: str, kv_heads: int, measured: int) -> No
             lora |= {"rank": 8, "targets": ["q_proj", "v_proj"], "dropout": 0.05}
         run |= {"method": "lora", "lora": lora}
     if method.endswith("nf4"):
-        run["quantization"] = "nf4"
+        run |= {"quantization": "nf4", "year": 2023}
     block, recipe = recipe_of(run, spec)
     line = layer_line(block, recipe, seq_len=64)
     assert line.value == measured, line.children
@@ -357,3 +358,15 @@ def test_autocast_takes_softmax_in_fp32() -> None:
     assert scores("fp16") == 4 + 1 + 2  # softmax's result, dropout's mask, what is left in 16 bit
     assert scores("fp16-pure") == 2 + 1 + 2
     assert scores("fp32") == 4 + 1 + 4
+
+
+def test_a_matrix_in_four_bits_keeps_no_input_since_july_2024() -> None:
+    run = {"framework": "hf", "precision": "bf16", "seq_len": 64, "micro_batch": 1, "method": "qlora"}
+    block, old = recipe_of({**run, "year": 2023}, LLAMA_3_8B)
+    _, new = recipe_of(run, LLAMA_3_8B)
+    _, wide = recipe_of({**run, "quantization": "int8"}, LLAMA_3_8B)
+    # Inputs of q, k, v and of gate and up (4,096 wide), and of down (14,336), 2 bytes each; the output
+    # projection's is the attention's result, which its fp32 adapter copies.
+    gone = layer_line(block, old, seq_len=64).value - layer_line(block, new, seq_len=64).value
+    assert gone == 2 * (4096 + 4096 + 14336)
+    assert layer_line(block, wide, seq_len=64).value == layer_line(block, old, seq_len=64).value

@@ -74,6 +74,16 @@ def deepspeed_partition_bytes(*, params: Num, element_bytes: Num, shard: Num, ze
     return params * (element_bytes + 4) / where(zero_stage >= 1, shard, 1)
 
 
+@formula(
+    unit="bytes/parameter",
+    source="bitsandbytes@0.43 functional.py, quantize_blockwise and quantize_4bit: an fp32 absmax a block, or"
+    " (compress_statistics) 8 bits of it and an fp32 for 256 of those; read",
+)
+def nf4_bytes_per_param(*, block: Num, double: Num) -> Num:
+    """A weight in NF4: half a byte and its block's scale; double: the scales are quantised again."""
+    return 0.5 + where(double, 1 / block + 4 / (256 * block), 4 / block)
+
+
 @formula(unit="bytes", source=ZERO)
 def gradient_bytes(*, params: Num, element_bytes: Num, shard: Num, zero_stage: Num) -> Num:
     """Gradients held when the step starts; divided over the shard group from stage 2."""

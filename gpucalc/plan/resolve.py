@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gpucalc.errors import Infeasible, InputError
+from gpucalc.formulas import memory as mem
 from gpucalc.graph import Graph, Linear, Shard
 from gpucalc.plan.answer import Assumption
 from gpucalc.plan.layout import Adapters, Layout, Recipe
@@ -54,17 +55,15 @@ QUANTISED_STATE_BYTES = {
 # The same of states in unified memory, which the host must have room for.
 PAGED_STATE_BYTES = {"paged-adamw": 8.0, "paged-adamw-8bit": QUANTISED_STATE_BYTES["adamw-8bit"]}
 
-# Frozen base: bytes per parameter of its linears. NF4: a byte pair plus one fp32 scale per 64, or an
-# 8-bit scale per 64 and one fp32 per 256 of those; GPTQ: 4 bits, fp16 scale and 4-bit zero per 128.
-BASE_BYTES = {
-    None: 2.0,
-    "nf4": 0.5 + 4 / 64,
-    "nf4-double": 0.5 + 1 / 64 + 4 / (64 * 256),
-    "int4-gptq": 0.5 + 2.5 / 128,
-    "int8": 1.0,
-}
+# Frozen base: bytes per parameter of its linears where not by block. GPTQ: 4 bits, fp16 scale and 4-bit
+# zero per 128.
+BASE_BYTES = {None: 2.0, "int4-gptq": 0.5 + 2.5 / 128, "int8": 1.0}
+
+NF4, NF4_BLOCK = ("nf4", "nf4-double"), 64
 
 ALL_AT_ONCE_YEAR = 2023  # torch 2.0, March: for-each optimizers by default, in place from 2.1 (October)
+# bitsandbytes 0.43.2 of July 2024 (9e753741) no longer keeps the input of a matrix in 4 bits.
+UNKEPT_INPUT_YEAR = 2025
 TP_OVERLAP_YEAR = 2024  # Megatron's published recipes hide tensor-parallel gathers in user buffers
 SECOND_FLASH_YEAR = 2023  # FlashAttention-2 came out in July
 LOW_PRECISION = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
@@ -196,7 +195,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
     stage = run.zero_stage if isinstance(run.zero_stage, int) else 0
     sizes = element_sizes(framework, wide=wide, pure=pure, fp16=base == "fp16", stage=stage, year=year)
     method_full = run.method == "full"
-    adapters = None if method_full else _adapters(run, graph)
+    adapters = None if method_full else _adapters(run, graph, year)
     if adapters is not None:  # the base is loaded in 16 bit and frozen, so nothing is cast per use
         trained = adapters.element_bytes
         sizes = ElementSizes(2, 2, trained, trained, trained, 0)
@@ -397,7 +396,15 @@ def _tp_overlap(run: TrainRun, year: int) -> bool:
     return run.framework == "megatron" and year >= TP_OVERLAP_YEAR
 
 
-def _adapters(run: TrainRun, graph: Graph) -> Adapters:
+def _base_bytes(run: TrainRun) -> float:
+    """Bytes a parameter of the frozen linears takes."""
+    if run.quantization not in NF4:
+        return BASE_BYTES[run.quantization]
+    block = run.quantization_block or NF4_BLOCK
+    return float(mem.nf4_bytes_per_param(block=block, double=int(run.quantization == "nf4-double")))
+
+
+def _adapters(run: TrainRun, graph: Graph, year: int) -> Adapters:
     lora = run.lora
     assert lora is not None  # with_defaults fills it
     if not graph.stacks:
@@ -427,6 +434,7 @@ def _adapters(run: TrainRun, graph: Graph) -> Adapters:
             wanted += found
         targets = tuple(dict.fromkeys(wanted))
     size = _adapter_bytes(run)
+    four_bit = run.quantization in NF4
     # 16-bit mixed precision runs these two under autocast, adapters included; FSDP computes with a cast copy.
     autocast = run.framework in ("ddp", "hf") and run.precision in ("bf16", "fp16")
     gathered = run.framework in ("fsdp", "torchtitan") and run.precision not in ("fp32", "tf32")
@@ -437,13 +445,13 @@ def _adapters(run: TrainRun, graph: Graph) -> Adapters:
         input_bytes=2 if autocast or gathered else size,
         casts=autocast and size == 4,
         dropout=lora.dropout > 0,
-        base_bytes_per_param=BASE_BYTES[run.quantization],
+        base_bytes_per_param=_base_bytes(run),
         base_sharded=run.quantization is None or run.shard_quantised is not False,
         rest_bytes=4 if run.quantization is not None and run.upcast_frozen else 2,
         trained_embeddings=lora.train_embeddings,
         kind=lora.kind,
         quantised=run.quantization is not None,
-        keeps_frozen_inputs=run.quantization in ("nf4", "nf4-double", "int8"),
+        keeps_frozen_inputs=run.quantization == "int8" or (four_bit and year < UNKEPT_INPUT_YEAR),
         keeps_dequantised=run.quantization == "int4-gptq",
     )
 

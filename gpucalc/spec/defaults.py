@@ -136,8 +136,10 @@ def _quantised_base(run: TrainRun, stage: Any, chosen: dict[str, Any], choose: _
     if run.shard_quantised is None:
         if run.framework == "deepspeed" and stage == 3:
             choose("shard_quantised", False, "DeepSpeed's stages do not divide bitsandbytes weights")
+        elif run.framework in ("fsdp", "torchtitan") and stage == 3:
+            choose("shard_quantised", True, "FSDP divides a quantised base like any other weight")
         else:
-            chosen["shard_quantised"] = run.framework != "deepspeed"  # FSDP does, where it shards at all
+            chosen["shard_quantised"] = run.framework != "deepspeed"
     if run.upcast_frozen is None:
         # Where peft prepares the model; FSDP needs one element type for all and takes 16 bit.
         prepared = (

@@ -207,6 +207,9 @@ class TrainRun(Spec):
     quantization: Annotated[str, named(QUANTIZATIONS, QUANTIZATION_NAMES)] | None = Field(
         default=None, description="of the frozen base"
     )
+    quantization_block: Annotated[int, whole(4096)] | None = Field(
+        default=None, description="weights that share a scale in NF4; unset: 64, as bitsandbytes and torchao"
+    )
     lora: Lora | None = None
     shard_quantised: Flag | None = Field(
         default=None, description="stage 3 divides a quantised base too; false: every GPU holds all of it"
@@ -326,6 +329,14 @@ def _quantization_rule(_: Any, given: Mapping[str, Any]) -> tuple[str, str] | No
     return "a quantised base cannot be trained in full", "with method lora or qlora"
 
 
+def _block_rule(_: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
+    if given.get("method", "full") == "full":
+        return "a quantised base cannot be trained in full", "with method lora or qlora"
+    if given.get("quantization") in ("nf4", "nf4-double", None):
+        return None
+    return f"does not apply to quantization: {given['quantization']}", "with quantization nf4 or nf4-double"
+
+
 def _lora_rule(_: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
     return ("needs a method that uses it", "method lora or qlora") if given.get("method") == "full" else None
 
@@ -343,6 +354,7 @@ _TRAIN_RULES: dict[str, _Rule] = {
     "reshard_after_forward": _reshard_rule,
     "offload": _offload_rule,
     "quantization": _quantization_rule,
+    "quantization_block": _block_rule,
     "recompute_modules": _modules_rule,
     "lora": _lora_rule,
 }
