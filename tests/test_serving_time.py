@@ -119,6 +119,29 @@ def test_prompts_by_hand() -> None:
     assert f.prompts_per_s(caches=2, pp=1, prefill_s=0.1) == 20
 
 
+def test_a_full_queue_of_launches_by_hand() -> None:
+    # 81 layers with the output layer, 21 on the fullest of 4 GPUs, 7 x 4 + 22 kernels each
+    assert f.stage_launches(layers=80, pp=4, products=7, product_launches=4, layer_launches=22) == 1050
+    assert f.chunks_queued(launches=2000, queue=1000, copies=4) == 0.5
+    assert f.chunks_queued(launches=100, queue=1000, copies=4) == 4
+
+    def stages(chunks: int, queued: float, pp: int = 4) -> float:
+        return float(f.queued_prefill_s(chunks=chunks, chunk_s=pp, pp=pp, queued=queued))
+
+    # One chunk takes the four stages. Of half a chunk queued the next starts as the last stage is half done.
+    assert stages(1, 0.5) == 4
+    assert stages(2, 0.5) == 4 + 3.5
+    assert stages(3, 0.5) == 4 + 2 * 3.5
+    # One and a quarter: pairs a stage apart; the next pair starts when the last stage has done three quarters
+    # of the first chunk, 3.75 after that began.
+    assert stages(2, 1.25) == 5
+    assert stages(3, 1.25) == 3.75 + 4
+    assert stages(4, 1.25) == 3.75 + 5
+    assert stages(5, 1.25) == 7.5 + 4
+    assert stages(8, 4) == 4 + 7  # never idle: as prefill_s
+    assert stages(3, 0.5, pp=1) == 3
+
+
 def test_many_requests_by_hand() -> None:
     assert f.held_tokens(isl=1000, osl=200, reserves=False) == 1100
     assert f.held_tokens(isl=1000, osl=200, reserves=True) == 1200
@@ -338,6 +361,24 @@ def test_prompts_widened_their_weights_before_june_2024() -> None:
     assert old.prefill_s.value > 1.2 * new.prefill_s.value
     wide = timed("llama-3-8b", (1, "rtx-4090"), version="b2900", **{**run, "quant": "f16"})
     assert wide.prefill_s.value < old.prefill_s.value  # nothing to widen
+
+
+# ggml-org/llama.cpp b2824 and b2833, llama-bench (XiongjieDai/GPU-Benchmarks-on-LLM-Inference@aa72e0e).
+@pytest.mark.parametrize(
+    ("cards", "quant", "published"),
+    [
+        (4, "q4_k_m", {512: 834.74, 1024: 898.17, 4096: 839.97, 8192: 718.01}),
+        (8, "q4_k_m", {512: 812.95, 1024: 1336.26, 4096: 1488.36, 8192: 1320.36}),
+        (8, "f16", {512: 1183.87, 1024: 1890.48, 4096: 2311.43, 8192: 1995.85}),
+    ],
+)
+def test_one_host_thread_cannot_keep_many_cards_at_work(
+    cards: int, quant: str, published: dict[int, float]
+) -> None:
+    run = {"framework": "llamacpp", "version": "b2833", "quant": quant, "osl": 1, "max_model_len": 8200}
+    for prompt, speed in published.items():
+        time = timed("llama-3-70b", (cards, "rtx-4090"), pp=cards, isl=prompt, concurrency=1, **run)
+        assert prompt / time.prefill_s.value == pytest.approx(speed, rel=0.2), prompt
 
 
 @pytest.mark.parametrize(("quant", "gpu"), [("fp8", "h100-sxm-80gb"), ("awq", "a100-sxm-80gb")])

@@ -8,7 +8,7 @@ one time per layer that an engine's kernels and graphs decide.
 from __future__ import annotations
 
 from gpucalc.formula import formula
-from gpucalc.num import Num, maximum, minimum, where
+from gpucalc.num import Num, ceil_div, floor_div, maximum, minimum, where
 
 _STEADY = "Little's law; arithmetic on an engine that always has work"
 
@@ -192,6 +192,45 @@ def computed_tokens(*, isl: Num, prefix_hit: Num) -> Num:
 def prefill_s(*, chunks: Num, chunk_s: Num, pp: Num) -> Num:
     """Time to compute a prompt in equal chunks: the first passes all stages, the others follow."""
     return chunk_s * (1 + (chunks - 1) / pp)
+
+
+@formula(
+    unit="count",
+    source="ggml-org/llama.cpp b2833 ggml-cuda.cu and llama.cpp: a product converts its input, multiplies and"
+    " converts back; layers and the output layer are dealt to the GPUs evenly",
+)
+def stage_launches(*, layers: Num, pp: Num, products: Num, product_launches: Num, layer_launches: Num) -> Num:
+    """Kernels the host starts on the fullest stage for one chunk."""
+    return ceil_div(layers + 1, pp) * (products * product_launches + layer_launches)
+
+
+@formula(
+    unit="count",
+    source="ggml-org/llama.cpp pull requests 19042 (the host stalls where a GPU's queue of launches is full)"
+    " and 6017 (inputs of four chunks are kept)",
+)
+def chunks_queued(*, launches: Num, queue: Num, copies: Num) -> Num:
+    """Chunks of which the host can have started kernels on a stage that has not run them."""
+    return minimum(queue / launches, copies)
+
+
+@formula(
+    unit="s",
+    source="Arithmetic on one host thread; llama-bench of May 2024, Llama 3 70B on 4 and 8 RTX 4090, prompts"
+    " of 512 to 8,192 tokens: within 13 %",
+)
+def queued_prefill_s(*, chunks: Num, chunk_s: Num, pp: Num, queued: Num) -> Num:
+    """Time to compute a prompt in equal chunks where one host thread starts the kernels of all stages.
+
+    It starts a chunk on one stage after another and waits at each until all but `queued` chunks of what it
+    has started there are done. So floor(queued) + 1 chunks follow each other a stage apart, and the next
+    such group starts when the last stage has run as many as that, less `queued`.
+    """
+    return (chunk_s / pp) * (
+        pp
+        + floor_div(chunks - 1, queued // 1 + 1) * maximum(queued // 1 + 1, pp + queued // 1 - queued)
+        + (chunks - 1) % (queued // 1 + 1)
+    )
 
 
 # --- many requests ---------------------------------------------------------------------------------

@@ -35,6 +35,9 @@ BALANCE = Line(
 )
 LOGIT_BYTES = 4
 WIDENED_ROWS = 65  # up to 64 rows are multiplied as stored
+# Kernels of attention that is not fused beyond those of one that is: input converted, pointers of the heads,
+# product, result converted, twice; softmax; rows put together (ggml-org/llama.cpp b2833 ggml-cuda.cu).
+SCORE_LAUNCHES = 8
 
 
 @dataclass(slots=True)
@@ -288,6 +291,37 @@ class Server(Mixers):
         host = compute("host", g.gaps_s, layers=len(self.stack.layers), layer_s=layer)
         device = Line("device", device_s, "s", Kind.MODELLED, source="the pass's other lines")
         return compute("launch", f.exposed_launch_s, device_s=device, host_s=host)
+
+    # --- prompts -----------------------------------------------------------------------------------
+
+    def chunked(self, name: str, chunks: float, chunk: Line) -> Line:
+        """Time of a prompt computed in so many passes like one: stages work on several at once."""
+        queue, pp = self.speed.launch_queue, self.layout.pp
+        if queue is None or pp == 1:
+            return compute(name, g.prefill_s, chunks=chunks, chunk_s=chunk, pp=pp)
+        if self.one_by_one and any(isinstance(block.ffn, Moe) for block in self.stack.blocks):
+            # The host reads which experts were chosen in every layer, so that it runs ahead of nothing.
+            return compute(name, g.prefill_s, chunks=chunks, chunk_s=chunk, pp=1)
+        queued = compute(
+            "queued",
+            g.chunks_queued,
+            launches=self._launches(),
+            queue=queue.line("queue"),
+            copies=self.speed.figure("chunk_copies").line("copies"),
+        )
+        return compute(name, g.queued_prefill_s, chunks=chunks, chunk_s=chunk, pp=pp, queued=queued)
+
+    def _launches(self) -> Line:
+        widening = self.widens and self.recipe.weights.linear < self.recipe.dtype_bytes
+        return compute(
+            "launches",
+            g.stage_launches,
+            layers=len(self.stack.layers),
+            pp=self.layout.pp,
+            products=max(len(tuple(block_linears(block))) for block in self.stack.blocks),
+            product_launches=self.speed.figure("product_launches").value + widening,
+            layer_launches=self.speed.figure("layer_launches").value + self.unfused * SCORE_LAUNCHES,
+        )
 
     # --- communication -----------------------------------------------------------------------------
 

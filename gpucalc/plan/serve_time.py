@@ -51,7 +51,7 @@ def _prompts(server: Server, computed: float, before: float, beside: Load, arriv
     earlier = (computed - tokens / chunks) / 2 if computed > room else 0.0
     load = replace(beside, chunk=tokens / chunks, before=before + earlier, prompts=together / chunks)
     chunk = server.forward_pass(load, "chunk")
-    time = compute("prompt", g.prefill_s, chunks=chunks, chunk_s=chunk, pp=server.layout.pp)
+    time = server.chunked("prompt", chunks, chunk)
     return _Prompts(chunk, tokens / chunks, time)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from gpucalc.errors import InputError
 from gpucalc.spec.base import Spec
 from gpucalc.spec.figure import Figure
 from gpucalc.spec.version import version_key
@@ -70,7 +71,10 @@ class EngineSpeed(Spec):
     values and widens them to the query heads. grouped_since: the version before which each query head reads
     its keys and values anew. widens_before: the version before which weights of fewer bits are written out
     in 16 bit before many rows are multiplied with them. expert_launch: time a matrix of each expert takes
-    where they are multiplied with one after another, until the version of experts_together.
+    where they are multiplied with one after another, until the version of experts_together. launch_queue:
+    kernels that wait on one GPU before the one host thread that starts them waits too, with
+    product_launches for a product of many rows and layer_launches for the rest of a layer; chunk_copies: of
+    a prompt's chunks, so many have inputs of their own.
     """
 
     weights: dict[WeightClass, WeightSpeed]
@@ -92,7 +96,18 @@ class EngineSpeed(Spec):
     widens_before: str | None = None
     expert_launch: Figure | None = None
     experts_together: str | None = None
+    launch_queue: Figure | None = None
+    product_launches: Figure | None = None
+    layer_launches: Figure | None = None
+    chunk_copies: Figure | None = None
     multiplies_in: Literal["fp16"] | None = None  # whatever the dtype
+
+    def figure(self, key: str) -> Figure:
+        """A figure that goes with another one given. Raises InputError where the engine lacks it."""
+        found = getattr(self, key)
+        if not isinstance(found, Figure):
+            raise InputError("an engine with launch_queue has this too", key=f"speed.{key}")
+        return found
 
     def of_class(self, name: WeightClass, version: str) -> WeightSpeed | None:
         """The constants of a class in a version, or of the nearest listed class; None where neither is."""
