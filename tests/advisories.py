@@ -37,9 +37,9 @@ def main(path: str) -> int:
         print("advisories: not checked, no index answered")
         return 0
     checked, advisories, unknown = told(json.loads(text))
-    words = f"advisories: {len(advisories)} known of {checked} of {checked + len(unknown)} pins"
+    words = f"advisories: {len(advisories)} in the {checked} pins checked"
     if unknown:
-        words += f"; the index tells nothing of {', '.join(unknown)}"
+        words += f"; {len(unknown)} not checked, the index knew nothing of them: {', '.join(unknown)}"
     print("\n".join((words, *advisories)))
     return 1 if advisories else 0
 

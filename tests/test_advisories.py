@@ -23,13 +23,13 @@ FOUND = {
 @pytest.mark.parametrize(
     ("pins", "code", "said"),
     [
-        ([CLEAN], 0, "advisories: 0 known of 1 of 1 pins\n"),
-        ([CLEAN, SILENT], 0, "advisories: 0 known of 1 of 2 pins; the index tells nothing of torch\n"),
-        ([SILENT], 0, "advisories: 0 known of 0 of 1 pins; the index tells nothing of torch\n"),
+        ([CLEAN], 0, "advisories: 0 in the 1 pins checked\n"),
+        ([CLEAN, SILENT], 0, "advisories: 0 in the 1 pins checked; 1 not checked, the index knew nothing of them: torch\n"),
+        ([SILENT], 0, "advisories: 0 in the 0 pins checked; 1 not checked, the index knew nothing of them: torch\n"),
         (
             [CLEAN, FOUND],
             1,
-            "advisories: 2 known of 2 of 2 pins\n"
+            "advisories: 2 in the 2 pins checked\n"
             "pyyaml 5.3: PYSEC-2020-96, CVE-2020-1747; mended in 5.3.1\n"
             "pyyaml 5.3: PYSEC-2021-142; mended in no version yet\n",
         ),
