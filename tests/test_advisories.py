@@ -24,8 +24,16 @@ FOUND = {
     ("pins", "code", "said"),
     [
         ([CLEAN], 0, "advisories: 0 in the 1 pins checked\n"),
-        ([CLEAN, SILENT], 0, "advisories: 0 in the 1 pins checked; 1 not checked, the index knew nothing of them: torch\n"),
-        ([SILENT], 0, "advisories: 0 in the 0 pins checked; 1 not checked, the index knew nothing of them: torch\n"),
+        (
+            [CLEAN, SILENT],
+            0,
+            "advisories: 0 in the 1 pins checked; 1 not checked, the index knew nothing of them: torch\n",
+        ),
+        (
+            [SILENT],
+            0,
+            "advisories: 0 in the 0 pins checked; 1 not checked, the index knew nothing of them: torch\n",
+        ),
         (
             [CLEAN, FOUND],
             1,
