@@ -345,6 +345,25 @@ def test_runs_no_constant_was_fitted_to_are_within_a_quarter(
     assert 1e3 * timed(model, gpus, **run).decode_step_s.value == pytest.approx(tpot_ms, rel=0.25)
 
 
+# llama-bench of May 2024 (XiongjieDai/GPU-Benchmarks-on-LLM-Inference@aa72e0e).
+@pytest.mark.parametrize(
+    ("model", "quant", "published"),
+    [
+        ("llama-3-8b", "f16", {512: 1175.40, 4096: 1194.21}),
+        ("llama-3-8b", "q4_k_m", {512: 994.04, 4096: 979.47}),
+        ("llama-3-70b", "f16", {512: 147.58, 4096: 133.75}),
+        ("llama-3-70b", "q4_k_m", {512: 118.79, 4096: 109.53}),
+    ],
+)
+def test_metal_multiplies_with_weights_as_they_are_stored(
+    model: str, quant: str, published: dict[int, float]
+) -> None:
+    run = {"framework": "llamacpp", "version": "b2900", "quant": quant, "osl": 1, "max_model_len": 8200}
+    for prompt, speed in published.items():
+        time = timed(model, (1, "apple-m2-ultra"), isl=prompt, concurrency=1, **run)
+        assert prompt / time.prefill_s.value == pytest.approx(speed, rel=0.2), prompt
+
+
 def test_experts_were_started_one_by_one_before_april_2025() -> None:
     run = {"framework": "llamacpp", "quant": "q4_k_m", "isl": 512, "osl": 128, "max_model_len": 4096}
     old = timed("deepseek-v2-lite", (1, "rtx-4090"), version="b5000", **run)

@@ -81,7 +81,9 @@ class Rates:
             self.at_once = min(self.at_once, int(micro.value))
         self.eager = self.speed.eager or (recipe.enforce_eager and bool(self.speed.host_layer))
         self.unfused = bool(era.number("attention_scores", 0)) and recipe.kv_bytes >= WIDE_CACHE
-        self.widens = older(recipe.version, self.speed.widens_before)
+        self.widens = older(recipe.version, self.speed.widens_before) and not self.speed.own_kernels_on(
+            self.gpu.vendor
+        )
         self.one_by_one = older(recipe.version, self.speed.experts_together)  # experts
         self._rates: dict[tuple[float, bool], dict[str, Any]] = {}
 
@@ -116,7 +118,7 @@ class Rates:
         weights = self.recipe.weights
         low = quantised and weights.computes_quantised and self.gpu.peak(weights.math) is not None
         name = weight_class(bytes_per_param, quantised=low, name=weights.name)
-        own = self.speed.of_class(name, self.recipe.version)
+        own = self.speed.of_class(name, self.recipe.version, self.gpu.vendor)
         if own is None:
             raise InputError(
                 "this engine's speed with such weights is not known",

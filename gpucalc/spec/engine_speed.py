@@ -8,6 +8,7 @@ which kernels look weights up in.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from gpucalc.errors import InputError
@@ -63,7 +64,8 @@ class WeightSpeed(Spec):
 class EngineSpeed(Spec):
     """The speed of an engine beyond its kernels' rates on the GPU.
 
-    before: constants of classes whose kernels were other ones before a version.
+    before: constants of classes whose kernels were other ones before a version. vendors: of classes with
+    kernels of their own on a vendor's GPUs, which multiply with weights as they are stored in every version.
     host_layer: host time per layer where kernels are launched one by one, by the engine version from
     which it holds ("0" for the first). own_kernels: thin products are the engine's, so that the rates of
     the GPU's libraries bound them not. mixes_prefill: prompt chunks share passes with decoding. reserves: a
@@ -87,6 +89,7 @@ class EngineSpeed(Spec):
     handoff: Figure  # per pipeline boundary of a pass
     host_layer: dict[str, Figure] | None = None
     before: dict[str, dict[WeightClass, WeightSpeed]] | None = None
+    vendors: dict[str, dict[WeightClass, WeightSpeed]] | None = None
     eager: bool = False  # no graphs, whatever is asked
     own_kernels: bool = False
     mixes_prefill: bool = True
@@ -109,7 +112,11 @@ class EngineSpeed(Spec):
             raise InputError("an engine with launch_queue has this too", key=f"speed.{key}")
         return found
 
-    def of_class(self, name: WeightClass, version: str) -> WeightSpeed | None:
+    def own_kernels_on(self, vendor: str) -> Mapping[WeightClass, WeightSpeed]:
+        """The classes with kernels of their own on a vendor's GPUs."""
+        return (self.vendors or {}).get(vendor, {})
+
+    def of_class(self, name: WeightClass, version: str, vendor: str) -> WeightSpeed | None:
         """The constants of a class in a version, or of the nearest listed class; None where neither is."""
         given = version_key(version)
         older = [
@@ -120,7 +127,7 @@ class EngineSpeed(Spec):
             if given is not None and given < (version_key(first) or ())
         ]
         for one in (name, *NEAREST[name]):
-            for classes in (*older, self.weights):
+            for classes in (self.own_kernels_on(vendor), *older, self.weights):
                 if one in classes:
                     return classes[one]
         return None
