@@ -14,7 +14,7 @@ from gpucalc.graph import Attention, Graph, Linear, Mlp, Moe
 from gpucalc.line import Line, compute
 from gpucalc.plan.answer import Plan
 from gpucalc.plan.evaluate import Subject
-from gpucalc.plan.stages import block_linears, stages
+from gpucalc.plan.stages import block_linears, held_stages
 
 DEEPSPEED_BUCKET = 5e8  # elements, unless the configuration says otherwise
 TYPES = ((4, "fp32"), (2, "16 bit"))
@@ -47,7 +47,7 @@ def tensors(subject: Subject, plan: Plan) -> Iterator[Tensor]:
 def _copies(subject: Subject, plan: Plan) -> Iterator[Tensor]:
     """4N and 2N, whole and divided; of what is trained alone where that is less."""
     layout = plan.layout
-    split = stages(subject.graph, pp=layout.pp, vpp=layout.vpp, schedule=layout.schedule)
+    split = held_stages(subject.graph, layout)
     stage = split[plan.verdict.stage].params.total
     held = {"every parameter": float(subject.counts.total.value)}
     if layout.pp > 1:
@@ -119,7 +119,7 @@ def _layers(graph: Graph, plan: Plan) -> Iterator[Tensor]:
     """A whole layer gathered or reduced as one, and each matrix."""
     layout = plan.layout
     gathered = layout.zero_stage >= 3
-    held = stages(graph, pp=layout.pp, vpp=layout.vpp, schedule=layout.schedule)
+    held = held_stages(graph, layout)
     for stage in held[plan.verdict.stage : plan.verdict.stage + 1]:
         for run in stage.layers:
             for element, kind in TYPES:

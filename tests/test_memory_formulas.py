@@ -271,6 +271,7 @@ def test_deepspeed() -> None:
     assert mem.deepspeed_bucket_bytes(bucket_elements=500, element_bytes=2, buffers=2) == 2 * 500 * 2
     assert mem.deepspeed_scatter_bytes(bucket_elements=500, params=100, element_bytes=2) == 200
     assert mem.deepspeed_scatter_bytes(bucket_elements=500, params=1000, element_bytes=2) == 1000
+    assert mem.cast_gradient_bytes(params=100) == 400
     # a quarter of 1,000 16-bit gradients: reduced, and once more in one flat tensor
     assert mem.deepspeed_gradient_partition_bytes(params=1000, element_bytes=2, shard=4) == 500
     flat = {"params": 1000, "element_bytes": 2, "shard": 4}

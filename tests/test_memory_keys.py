@@ -14,6 +14,7 @@ from gpucalc.plan.evaluate import ampere_or_later, hopper_or_later, network_note
 from gpucalc.plan.host import host_memory
 from gpucalc.plan.memory import memory_peak, meters
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe, settle
+from gpucalc.plan.stages import fuller_first
 from gpucalc.plan.time import step_time
 from gpucalc.spec.model import ModelSpec
 from gpucalc.spec.train_run import TrainRun
@@ -361,3 +362,32 @@ def test_architectures_are_told_by_compute_capability() -> None:
     assert told("a100-sxm-80gb") == (True, False)
     assert told("h100-sxm-80gb") == (True, True)
     assert told("mi300x") == (True, False)  # not known: as today's
+
+
+# --- what DeepSpeed does of its own ------------------------------------------------------------------------
+
+
+def test_layers_deepspeed_deals_out() -> None:
+    # partition_balanced of 0.19.8 over layers alike, run; the old one as BLOOM's chronicles tell
+    assert fuller_first(78, 12, filled=False) == (7,) * 6 + (6,) * 6
+    assert fuller_first(10, 4, filled=False) == (3, 3, 2, 2)
+    assert fuller_first(78, 12, filled=True) == (7,) * 11 + (1,)
+    assert fuller_first(80, 8, filled=True) == (10,) * 8
+    assert fuller_first(10, 8, filled=True) == (2, 2, 1, 1, 1, 1, 1, 1)  # none is left without layers
+
+    def dealt(framework: str = "deepspeed", **run: Any) -> tuple[int, ...]:
+        base = {"framework": framework, "precision": "fp16", "seq_len": 256, "micro_batch": 1, "pp": 3}
+        settled, _ = settle(TrainRun.read({**base, **run}))
+        return resolve_layout(settled, GRAPH, gpus=3)[0].stage_layers
+
+    assert dealt() == (2, 1, 1)
+    assert dealt(year=2022) == (2, 1, 1)  # 2, 2 and nothing would leave a stage empty
+    assert dealt(pipeline_split="uneven") == ()  # the ends get fewer
+    assert dealt("torchtitan") == ()
+
+
+def test_bf16_of_old_deepspeed_casts_one_gradient_at_a_time() -> None:
+    old: dict[str, Any] = {"framework": "deepspeed", "zero_stage": 1, "year": 2022}
+    cast = phases(2, **old, grad_accum=2)["backward"].child("cast_gradient")
+    assert cast.value == 4 * VOCAB * HIDDEN  # the table's
+    assert "cast_gradient" not in names(phases(2, framework="deepspeed", zero_stage=1)["backward"])

@@ -152,6 +152,20 @@ def deepspeed_gradient_partition_bytes(*, params: Num, element_bytes: Num, shard
     return params * element_bytes / shard
 
 
+@formula(
+    unit="bytes",
+    source="DeepSpeed@56c52238:deepspeed/runtime/bf16_optimizer.py, update_hp_grads: lp.grad.data.to(fp32) of"
+    " one parameter at a time, after every micro-batch",
+)
+def cast_gradient_bytes(*, params: Num) -> Num:
+    """The largest gradient in fp32, on its way into the flat fp32 ones. params: of the largest tensor.
+
+    Counted beside a layer's backward: no tensor of the sweep leaves a free block that large, so the
+    allocator takes one for it and keeps it.
+    """
+    return 4 * params
+
+
 @formula(unit="bytes", source="DeepSpeed stage 3 source: stage3_max_live_parameters, default 1e9 elements")
 def deepspeed_live_parameter_bytes(*, live_elements: Num, params: Num, element_bytes: Num) -> Num:
     """Gathered parameters alive at once under ZeRO-3."""

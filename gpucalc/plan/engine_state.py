@@ -76,6 +76,13 @@ def partitions_at_the_end(rank: Rank) -> bool:
     )
 
 
+def cast_gradient(rank: Rank) -> tuple[Line, ...]:
+    """bf16 of stage 1 before 2023: the largest gradient while it is added to the fp32 ones."""
+    if rank.recipe.framework != "deepspeed" or rank.recipe.gradient_bytes != 6:
+        return ()
+    return (compute("cast_gradient", mem.cast_gradient_bytes, params=rank.largest_tensor()),)
+
+
 def reduced_gradients(rank: Rank) -> tuple[Line, ...]:
     """The end of backward: stage 1 has the reduced partition beside the whole gradients.
 

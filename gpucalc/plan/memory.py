@@ -21,7 +21,7 @@ from gpucalc.num import Num, is_scalar, maximum, present, where
 from gpucalc.plan import allowances, engine_state, kept, model_state, transients
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.rank import Rank
-from gpucalc.plan.stages import Stage, stages
+from gpucalc.plan.stages import Stage, held_stages
 
 # Tensors made once and kept: the caching allocator adds little to them.
 _LASTING = frozenset(
@@ -135,13 +135,7 @@ def memory_tree(
     layers: dict[Any, Line] = {}
     if known is not None:
         layers = known.setdefault(replace(recipe, offload=()), layers)
-    chosen = only or stages(
-        graph,
-        pp=layout.pp,
-        vpp=layout.chunks_per_rank,
-        schedule=layout.schedule,
-        sizes=layout.stage_layers,
-    )
+    chosen = only or held_stages(graph, layout)
     return largest(
         "memory",
         tuple(
@@ -171,7 +165,7 @@ def running_peak(tree: Line) -> Num:
 def kept_activations(graph: Graph, layout: Layout, recipe: Recipe) -> Line:
     """Bytes the first stage keeps for backward, wherever they are kept."""
     here = replace(recipe, offload=())
-    first = stages(graph, pp=layout.pp, vpp=layout.chunks_per_rank, schedule=layout.schedule)[0]
+    first = held_stages(graph, layout)[0]
     return kept.activations(Rank(graph, first, layout, here))[0]
 
 
@@ -239,6 +233,7 @@ def _backward_moments(
         *transients.dequantised(rank),
         *(transients.dora_norm(rank) if rebuilt is not None else ()),
         *transients.backward_transients(rank),
+        *engine_state.cast_gradient(rank),
         *(() if persistent else model_state.layer_gradient(rank)),
     )
     early = (*model_state.head_gradient(rank), *model_state.shared_gradients(rank))

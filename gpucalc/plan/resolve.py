@@ -13,7 +13,7 @@ from gpucalc.graph import Graph, Linear, Shard
 from gpucalc.plan.answer import Assumption
 from gpucalc.plan.layout import Adapters, Layout, Recipe
 from gpucalc.plan.rules import DUAL_PIPES, Degrees, broken_rules, schedule_rules
-from gpucalc.plan.stages import block_linears
+from gpucalc.plan.stages import block_linears, fuller_first
 from gpucalc.spec.defaults import THIS_YEAR, default_loaded_as, with_defaults
 from gpucalc.spec.train_run import TrainRun
 from gpucalc.units import GIB
@@ -62,6 +62,7 @@ BASE_BYTES = {None: 2.0, "int4-gptq": 0.5 + 2.5 / 128, "int8": 1.0}
 NF4, NF4_BLOCK = ("nf4", "nf4-double"), 64
 
 ALL_AT_ONCE_YEAR = 2023  # torch 2.0, March: for-each optimizers by default, in place from 2.1 (October)
+BALANCED_STAGES_YEAR = 2024  # DeepSpeed's partition_balanced was rewritten in December 2023
 # bitsandbytes 0.43.2 of July 2024 (9e753741) no longer keeps the input of a matrix in 4 bits.
 UNKEPT_INPUT_YEAR = 2025
 TP_OVERLAP_YEAR = 2024  # Megatron's published recipes hide tensor-parallel gathers in user buffers
@@ -171,7 +172,15 @@ def resolve_layout(run: TrainRun, graph: Graph, *, gpus: int) -> tuple[Layout, t
         sequence_parallel=bool(run.sequence_parallel) and tp > 1,
         schedule="none" if pp == 1 else "interleaved" if vpp > 1 else run.schedule or "1f1b",
     )
-    return layout, tuple(assumed)
+    return replace(layout, stage_layers=dealt_layers(run, graph, layout.pipeline_stages)), tuple(assumed)
+
+
+def dealt_layers(run: TrainRun, graph: Graph, stages: int) -> tuple[int, ...]:
+    """Layers of each stage where the engine deals them out its own way; empty: the ends get fewer."""
+    if run.framework != "deepspeed" or stages == 1 or run.pipeline_split == "uneven":
+        return ()
+    year = run.year if run.year is not None else THIS_YEAR
+    return fuller_first(len(graph.trunk.layers), stages, filled=year < BALANCED_STAGES_YEAR)
 
 
 def _number(run: TrainRun, key: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpucalc.graph import Block, Graph, Linear, Moe, Norm, Shard, Stack, Vector
+from gpucalc.plan.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,21 @@ def split_layers(layers: int, chunks: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def fuller_first(layers: int, stages: int, *, filled: bool) -> tuple[int, ...]:
+    """Layers per stage where the first stages get the remainder; filled: all they can take of it.
+
+    DeepSpeed deals out so (runtime/utils.py, partition_balanced, over layers alike): since December 2023
+    (2bdf061f) one more to each of the first stages, before it the rounded-up share to every stage while
+    layers last: 78 over 12 as eleven times 7 and 1, as BLOOM's chronicles say.
+    """
+    base, extra = divmod(layers, stages)
+    if filled and extra:
+        sizes = tuple(min(base + 1, layers - stage * (base + 1)) for stage in range(stages))
+        if min(sizes) > 0:
+            return sizes
+    return tuple(base + (stage < extra) for stage in range(stages))
+
+
 def chunk_layers(
     graph: Graph, *, pp: int, vpp: int, sizes: tuple[int, ...] = ()
 ) -> tuple[dict[int, int], ...]:
@@ -188,6 +204,17 @@ def stages(
                 counts[index] = counts.get(index, 0) + layers
         found.append(_stage(graph, trunk, kinds, counts, rank=rank, first=0 in chunks, last=last in chunks))
     return tuple(found)
+
+
+def held_stages(graph: Graph, layout: Layout) -> tuple[Stage, ...]:
+    """The stages of a layout."""
+    return stages(
+        graph,
+        pp=layout.pp,
+        vpp=layout.chunks_per_rank,
+        schedule=layout.schedule,
+        sizes=layout.stage_layers,
+    )
 
 
 def _stage(

@@ -24,7 +24,7 @@ from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links
 from gpucalc.plan.network_time import whole_network
 from gpucalc.plan.stage_time import LayerTime, StageTime, composition, micro_batch_time
-from gpucalc.plan.stages import Stage, stages
+from gpucalc.plan.stages import Stage, held_stages
 from gpucalc.plan.step_end import data_parallel_lines, offload_lines, optimizer_line
 from gpucalc.plan.step_rates import ABOVE
 from gpucalc.spec.hardware import Cluster
@@ -108,17 +108,6 @@ def stage_times(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, 
         if key not in found.by_stage:
             found.by_stage[key] = micro_batch_time(graph, stage, layout, recipe, device, links, found.layers)
     return found
-
-
-def held_stages(graph: Graph, layout: Layout) -> tuple[Stage, ...]:
-    """The stages of a layout."""
-    return stages(
-        graph,
-        pp=layout.pp,
-        vpp=layout.chunks_per_rank,
-        schedule=layout.schedule,
-        sizes=layout.stage_layers,
-    )
 
 
 def pool_step(

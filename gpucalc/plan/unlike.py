@@ -15,7 +15,8 @@ from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.links import Links
 from gpucalc.plan.memory import memory_tree
 from gpucalc.plan.stage_time import LayerTime, StageTime, micro_batch_time
-from gpucalc.plan.time import StageTimes, held_stages, paced, pool_step, stage_times, step_of
+from gpucalc.plan.stages import held_stages
+from gpucalc.plan.time import StageTimes, paced, pool_step, stage_times, step_of
 from gpucalc.spec.hardware import Cluster, Pool
 
 

@@ -99,7 +99,7 @@ class _Columns:
     """The columns of a block's axes, and which of its cells are legal layouts."""
 
     def __init__(self, space: Space, one: Structure, axes: Axes) -> None:
-        self.axes = axes
+        self.space, self.axes = space, axes
         tp, cp = (_column([pair[side] for pair in axes.pairs], 0) for side in (0, 1))
         ep, etp = (_column([pair[side] for pair in axes.experts], 1) for side in (0, 1))
         micro_batch = _column(axes.micro_batches, 2)
@@ -121,7 +121,8 @@ class _Columns:
         """The layouts of a structure. With nothing to shard, no stage does."""
         stage = one.zero_stage if isinstance(one.zero_stage, int) and self.shared else 0
         schedule = "none" if one.pp == 1 else one.schedule or "1f1b"
-        return Layout(pp=one.pp, zero_stage=stage, schedule=schedule, **self.columns)
+        layout = Layout(pp=one.pp, zero_stage=stage, schedule=schedule, **self.columns)
+        return replace(layout, stage_layers=self.space.dealt_layers(layout.pipeline_stages))
 
 
 def _column(values: Any, axis: int) -> Column:

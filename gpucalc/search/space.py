@@ -15,7 +15,7 @@ from typing import Any
 from gpucalc.errors import Infeasible
 from gpucalc.graph import Graph, Moe, StateMixer
 from gpucalc.num import Num, where
-from gpucalc.plan.resolve import resolve_layout, sequence_length
+from gpucalc.plan.resolve import dealt_layers, resolve_layout, sequence_length
 from gpucalc.plan.rules import (
     DUAL_PIPES,
     Degrees,
@@ -161,6 +161,10 @@ class Space:
                 continue
             if pp == 1 or schedule is None or not self._schedule_rules(schedule, pp):
                 yield one
+
+    def dealt_layers(self, stages: int) -> tuple[int, ...]:
+        """Layers of each stage, as `plan.resolve.dealt_layers`."""
+        return dealt_layers(self.run, self.graph, stages)
 
     def _schedule_rules(self, schedule: str, pp: int) -> tuple[str, ...]:
         """What a schedule asks of stages, however many micro-batches there are."""

@@ -40,7 +40,7 @@ class Scale:
 
     def memory(self, layout: Layout, recipe: Recipe, known: Known | None = None) -> Line:
         """The memory tree of the stages one of which has the peak."""
-        split = (layout.pp, layout.chunks_per_rank, layout.schedule)
+        split = (layout.pp, layout.chunks_per_rank, layout.schedule, layout.stage_layers)
         if split not in self.telling:
             self.telling[split] = telling_stages(self.graph, *split)
         return memory_tree(
@@ -84,14 +84,16 @@ def weigh(space: Space, scale: Scale, values: dict[str, Any]) -> Candidate:
     return Candidate(values, tier, needed, seconds, layout.global_batch / seconds)
 
 
-def telling_stages(graph: Graph, pp: int, vpp: int, schedule: str) -> tuple[Stage, ...]:
+def telling_stages(
+    graph: Graph, pp: int, vpp: int, schedule: str, sizes: tuple[int, ...] = ()
+) -> tuple[Stage, ...]:
     """Stages one of which has the peak: those that hold more of some layer than every one before, the last.
 
     A stage holds no more micro-batches in flight than those before it, and what the first and the last
     one hold beside their layers only adds to them.
     """
     chosen: list[Stage] = []
-    for stage in stages(graph, pp=pp, vpp=vpp, schedule=schedule):
+    for stage in stages(graph, pp=pp, vpp=vpp, schedule=schedule, sizes=sizes):
         if stage.last or not any(_covers(before, stage) for before in chosen):
             chosen.append(stage)
     return tuple(chosen)

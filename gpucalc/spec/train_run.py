@@ -100,7 +100,9 @@ class TrainRun(Spec):
         " dualpipe holds two stages on every rank, from both ends of the model",
     )
     pipeline_split: Literal["even", "uneven"] = Field(
-        default="even", description="uneven: stages may hold different numbers of layers"
+        default="even",
+        description="uneven: stages may hold different numbers of layers, the ends fewer, as embedding and"
+        " output layer count as one each; DeepSpeed else gives its first stages one more",
     )
     cp: Degree = Field(default=1, description="context parallel ranks")
     ep: Degree = Field(default=1, description="expert parallel ranks")
