@@ -40,18 +40,26 @@ CONVENTIONS = "conventions_serving.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """The planned engines that stand for one that is not, by what is asked, and why."""
+    """The planned engines that stand for one that is not, by what is asked, and why.
+
+    version: the release of those that compute prompts as it does, where that matters.
+    """
 
     memory: str
     decode: str
     prompt: str
     why: str
+    version: str | None = None
 
 
 NEAREST_ENGINE = {
     "gpt-fast": Nearest("hf", "trtllm", "trtllm", "the whole step is compiled, the cache has a fixed size"),
     "autoawq": Nearest(
-        "hf", "trtllm", "hf", "fused blocks and FasterTransformer's attention on Transformers"
+        "hf",
+        "trtllm",
+        "hf",
+        "FasterTransformer's attention decodes; prompts keep scores as Transformers 4.35",
+        version="4.35.0",
     ),
     "exllamav2": Nearest("hf", "trtllm", "trtllm", "a step of compiled kernels, the cache has a fixed size"),
     "tgi": Nearest("vllm", "vllm", "vllm", "continuous batching over a paged cache"),
@@ -258,16 +266,18 @@ class _Draft:
         else:
             raise Lacking(f"engine {engine} is not planned")
         return Deployment(
-            self._job(model, gpus, taken.memory),
+            self._job(model, gpus, taken.memory, taken.version),
             self._job(model, gpus, taken.decode),
-            self._job(model, gpus, taken.prompt),
+            self._job(model, gpus, taken.prompt, taken.version),
             memory,
             tuple(dict.fromkeys(self.notes)),
             known=known,
         )
 
-    def _job(self, model: str | dict[str, Any], gpus: str, engine: str) -> Job:
+    def _job(self, model: str | dict[str, Any], gpus: str, engine: str, version: str | None = None) -> Job:
         run = {key: value for key, value in self.run.items() if key in ServeRun.model_fields}
+        if version is not None:
+            run["version"] = version
         run["framework"] = engine
         longest = run.get("max_model_len")
         if longest is not None:  # a request that fits, where none is stated

@@ -16,6 +16,10 @@ from gpucalc.units import GIB
 
 _POOLED = ("vllm", "sglang", "trtllm")  # engines that give their cache a share of the card
 _DOUBTFUL = re.compile(r"DOUBTFUL:? (prefill|printed utilization)")
+# A prompt's tokens are computed no faster the more there are of them once all stages are at work.
+_LONGER = re.compile(r"pp4096 (\d+(?:\.\d+)?), pp8192\s+(\d+(?:\.\d+)?)")
+_FASTER = 1.02
+_PACKED = re.compile(r"^GEMV kernel")  # weights laid out to be multiplied with one row
 _REQUEST_RATE = re.compile(r"^\d+(?:\.\d+)? requests?/s\b")
 _ONLY = re.compile(r"only the (\w+) figure is meaningful")
 _NOT_SHOWN = re.compile(r"value of (\w+) not shown")
@@ -95,15 +99,28 @@ def rates_of(row: Row, run: Mapping[str, Any], conventions: Conventions) -> Iter
             prompt = isl if context is None else max(1, context)
             yield quantity, Rate(kind, float(m[stated]), prompt, osl, concurrency, stated)
     if is_number(m.get("prefill_tps")):
-        doubtful = _DOUBTFUL.search(notes)
-        if doubtful is not None and doubtful[1] == "prefill":
-            yield "prefill", Skip("measured.prefill_tps is doubtful by the row's own notes")
+        unfit = _unfit_prompt(notes)
+        if unfit is not None:
+            yield "prefill", Skip(unfit)
         elif isl is None:
             yield "prefill", Skip("run.isl not stated")
         else:
             yield "prefill", Rate("prefill", float(m["prefill_tps"]), isl, 1, concurrency or 1, "prefill_tps")
     elif is_number(m.get("ttft_ms")) and concurrency == 1 and isl is not None:
         yield "prefill", Rate("prefill", isl / (m["ttft_ms"] / 1e3), isl, 1, 1, "ttft_ms")
+
+
+def _unfit_prompt(notes: str) -> str | None:
+    """Why a rate of prompts says nothing of the engine, by the row's own notes."""
+    doubtful = _DOUBTFUL.search(notes)
+    if doubtful is not None and doubtful[1] == "prefill":
+        return "measured.prefill_tps is doubtful by the row's own notes"
+    longer = _LONGER.search(notes)
+    if longer is not None and float(longer[2]) > _FASTER * float(longer[1]):
+        return "twice the prompt was faster by the row's own notes: the host still read the weights' file"
+    if _PACKED.match(notes):
+        return "weights are packed for products with one row: no engine planned multiplies prompts with them"
+    return None
 
 
 def _kind(row: Row, conventions: Conventions) -> tuple[str, int | None]:

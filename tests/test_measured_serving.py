@@ -282,6 +282,16 @@ def test_prefill_is_a_rate_whichever_way_it_is_stated(normaliser: ServingNormali
             "prefill",
             "doubtful",
         ),
+        (
+            {**SPEED, "measured": {"prefill_tps": 9.0}, "notes": "pp512 7, pp4096 8.00, pp8192 8.20"},
+            "prefill",
+            "twice the prompt was faster",
+        ),
+        (
+            {**SPEED, "measured": {"prefill_tps": 9.0}, "notes": "GEMV kernel; more"},
+            "prefill",
+            "packed for products with one row",
+        ),
     ],
 )
 def test_speeds_that_cannot_be_compared_say_why(
@@ -290,6 +300,12 @@ def test_speeds_that_cannot_be_compared_say_why(
     found = rate_of(normaliser, **changes)[quantity]
     assert isinstance(found, Skip)
     assert reason in found.reason
+
+
+def test_longer_prompts_that_are_slower_count(normaliser: ServingNormaliser) -> None:
+    notes = "pp512 7, pp4096 8.00, pp8192 8.10"
+    found = rate_of(normaliser, **SPEED, measured={"prefill_tps": 9.0}, notes=notes)["prefill"]
+    assert isinstance(found, Rate)
 
 
 def test_an_offline_maximum_queues_the_whole_data_set(normaliser: ServingNormaliser) -> None:

@@ -156,6 +156,18 @@ def test_what_engines_set_aside_by_hand() -> None:
         tokens=30720, widest=18944, ffn_copies=3, hidden=3584, stream_copies=3.7, element_bytes=2
     )
     assert gib(prompt) == pytest.approx(4.03, rel=0.01)
+    # 32 heads, 2,048 x 2,048 pairs, 8 bytes each
+    assert gib(mem.eager_score_bytes(sequences=8, heads=32, queries=2048, keys=2048)) == 8
+
+
+def test_transformers_held_the_scores_of_a_prompt_before_4_36() -> None:
+    run = {"framework": "hf", "isl": 8192, "osl": 1, "max_model_len": 8193, "concurrency": 1}
+    old, new = (
+        deployed("llama-3.1-8b", (1, "h100-sxm-80gb"), **{**run, "version": version}).memory
+        for version in ("4.35.0", "4.36.0")
+    )
+    assert gib(old.tree.child("activation_peak").value) == 16  # 32 heads x 8,192^2 x 8
+    assert gib(new.tree.child("activation_peak").value) < 2
 
 
 def test_pools_by_hand() -> None:

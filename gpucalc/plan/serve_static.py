@@ -40,17 +40,7 @@ class Static(Parts):
                 context
             )
         else:
-            buffer = logged_line("activation_peak", self.logged.activation_peak) or compute(
-                "activation_peak",
-                mem.prefill_temporary_bytes,
-                tokens=recipe.isl * slots,
-                widest=self._widest() or self._active_width(),
-                ffn_copies=self.engine.line("prefill_ffn_copies"),
-                hidden=self.hidden,
-                stream_copies=self.engine.line("prefill_stream_copies"),
-                element_bytes=recipe.dtype_bytes,
-                kind=Kind.MODELLED,
-            )
+            buffer = logged_line("activation_peak", self.logged.activation_peak) or self._temporaries(slots)
         outside = self.non_torch()
         others = self.in_use()
         parts = (others, self.weights, cache, buffer, outside)
@@ -95,6 +85,31 @@ class Static(Parts):
                 each += kept * float(kind.token.value)
             held += kind.layers * each
         return held
+
+    def _temporaries(self, slots: int) -> Line:
+        """What whole prompts computed at once hold: the feed-forward part, or attention where larger."""
+        recipe = self.recipe
+        width = compute(
+            "activation_peak",
+            mem.prefill_temporary_bytes,
+            tokens=recipe.isl * slots,
+            widest=self._widest() or self._active_width(),
+            ffn_copies=self.engine.line("prefill_ffn_copies"),
+            hidden=self.hidden,
+            stream_copies=self.engine.line("prefill_stream_copies"),
+            element_bytes=recipe.dtype_bytes,
+            kind=Kind.MODELLED,
+        )
+        scores = compute(
+            "activation_peak",
+            mem.eager_score_bytes,
+            sequences=slots,
+            heads=self._score_heads(),
+            queries=recipe.isl,
+            keys=recipe.isl,
+            kind=Kind.MODELLED,
+        )
+        return max(width, scores, key=lambda line: line.value)
 
     def _compute_buffer(self, context: int) -> Line:
         tokens = min(self.recipe.max_num_batched_tokens, int(self.engine.number("micro_batch_tokens", 512)))
