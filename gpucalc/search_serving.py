@@ -55,8 +55,7 @@ class Candidate:
     @property
     def holds(self) -> bool:
         """Whether the caches have room for the requests in flight."""
-        recipe, layout = self.found.recipe, self.found.layout
-        return float(self.found.memory.seats.value) * layout.caches >= recipe.concurrency
+        return self.found.held_requests >= self.found.recipe.concurrency
 
     @property
     def size(self) -> tuple[int, int, int]:

@@ -495,6 +495,43 @@ def test_targets_give_the_largest_load_within_them() -> None:
     assert at_targets(*args, kv_tokens=found.cached_tokens, tpot_ms=1.0) is None
 
 
+def test_a_load_counts_over_the_caches_that_decode() -> None:
+    run = {"tp": 1, "prefill_replicas": 1, "isl": 2048, "osl": 256}
+    found, spec, cluster = deployed("llama-3.1-8b", (4, "h100-sxm-80gb"), **run)
+    assert found.layout.caches == 4
+    args = (subject("llama-3.1-8b").graph, found.layout, found.recipe, spec, cluster)
+    room = found.cached_tokens
+    # Four copies, of which one computes prompts: three caches decode, each as many as the others.
+    best = at_targets(*args, kv_tokens=room, tpot_ms=12.0)
+    assert best is not None
+    assert best.concurrency % 3 == 0
+    again = serving_time(*args, kv_tokens=room, concurrency=best.concurrency)
+    assert again.decode_step_s.value == best.decode_step_s.value <= 0.012
+    beyond = serving_time(*args, kv_tokens=room, concurrency=best.concurrency + 3)
+    assert beyond.decode_step_s.value > 0.012
+    points = pareto(*args, kv_tokens=room)
+    assert points[0].concurrency == 3
+    assert all(point.concurrency % 3 == 0 for point in points)
+    assert found.held_requests == 3 * int(found.memory.seats.value)
+
+
+def test_requests_wait_for_the_copies_that_compute_prompts() -> None:
+    # 30 in flight, 2 leave a second: each stays 15 s, of which 4 are its own
+    assert f.paced_queue_s(offered=30, requests_per_s=2, request_s=4) == 11
+    assert f.paced_queue_s(offered=6, requests_per_s=2, request_s=4) == 0
+    run = {"tp": 1, "prefill_replicas": 1, "isl": 8192, "osl": 64}
+    many = timed("llama-3.1-8b", (4, "h100-sxm-80gb"), concurrency=120, **run)
+    assert any("set the pace" in note for note in many.notes)
+    assert many.queue_s is not None
+    assert many.requests_per_s is not None
+    assert many.request_s is not None
+    stay = 120 / many.requests_per_s.value
+    assert many.queue_s.value == pytest.approx(stay - many.request_s.value)
+    few = timed("llama-3.1-8b", (4, "h100-sxm-80gb"), concurrency=3, **run)
+    assert few.queue_s is not None
+    assert few.queue_s.value == 0
+
+
 def test_what_binds() -> None:
     assert timed("qwen2.5-0.5b", (1, "a100-sxm-80gb"), concurrency=1).binds == "latency"
     assert timed("llama-3.1-8b", (1, "a100-sxm-80gb")).binds == "memory bandwidth"

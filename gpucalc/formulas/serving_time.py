@@ -365,6 +365,12 @@ def paced_tokens_per_s(*, decoded: Num, prompts: Num, caches: Num, osl: Num) -> 
     return minimum(decoded, prompts * osl / caches)
 
 
+@formula(unit="s", source="Little's law: what is in flight over what leaves is how long each stays")
+def paced_queue_s(*, offered: Num, requests_per_s: Num, request_s: Num) -> Num:
+    """Mean wait of a request where the copies that compute prompts, or room in the cache, set the pace."""
+    return maximum(offered / requests_per_s - request_s, 0)
+
+
 @formula(unit="bytes", source="Arithmetic: the prompt's cache moves from one pool to the other")
 def cache_transfer_bytes(*, isl: Num, token_bytes: Num) -> Num:
     """Bytes of cache one prompt hands over."""

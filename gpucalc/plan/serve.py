@@ -54,6 +54,12 @@ class Deployment:
         """Tokens one cache holds in requests of the run's own length, windows and states counted."""
         return float(self.memory.seats.value) * self.recipe.context
 
+    @property
+    def held_requests(self) -> int:
+        """Requests of the run's own length that run at once: in the caches of the copies that decode."""
+        caches = self.layout.decoding_caches(self.recipe.traffic.prefill_replicas)
+        return int(self.memory.seats.value) * caches
+
 
 def deploy(
     subject: Subject, run: ServeRun, cluster: Cluster, engine: EngineSpec, *, logged: Logged = NOTHING_LOGGED
@@ -239,7 +245,7 @@ def _cache_notes(found: Deployment) -> list[str]:
     """What the engine would say at the start, and what waits for room."""
     memory, recipe = found.memory, found.recipe
     notes = [f"{recipe.engine} would refuse to start: {memory.refusal}"] if memory.refusal else []
-    seats = int(found.memory.seats.value) * found.layout.caches
+    seats = found.held_requests
     if memory.refusal is None and seats < recipe.concurrency:
         notes.append(
             f"the cache holds {seats} requests of {recipe.context} tokens,"
@@ -369,9 +375,7 @@ def _beats(one: LoadPoint, other: LoadPoint) -> bool:
     )
 
 
-def _rates(
-    time: ServingTime, found: Deployment, best: ServingTime | None, most_served: Line | None
-) -> Line:
+def _rates(time: ServingTime, found: Deployment, best: ServingTime | None, most_served: Line | None) -> Line:
     """Output tokens per second of the deployment; beneath it what one user and one GPU see."""
     parts: list[Line] = [
         replace(time.prefill_s, name="ttft", note=_against("time to first token", found.recipe.ttft_ms)),

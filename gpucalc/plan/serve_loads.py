@@ -126,9 +126,11 @@ def at_targets(
     A load at which requests wait for room meets no target of time to first token.
     """
     server = Server(graph, layout, recipe, engine, cluster)
+    given = traffic or recipe.traffic
+    caches = layout.decoding_caches(given.prefill_replicas)
 
     def meets(load: int) -> ServingTime | None:
-        point = served(server, load * layout.caches, isl, osl, kv_tokens, traffic or recipe.traffic)
+        point = served(server, load * caches, isl, osl, kv_tokens, given)
         assert point.queue_s is not None
         first = point.prefill_s.value + point.queue_s.value
         if ttft_ms is not None and first * 1e3 > ttft_ms:

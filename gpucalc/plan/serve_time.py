@@ -203,18 +203,21 @@ def served(
     steady = _steady(server, offered=load / busy, isl=isl, osl=osl, kv_tokens=kv_tokens, traffic=traffic)
     request = compute("request", g.request_s, first_token_s=steady.first, period_s=steady.period, osl=osl)
     notes = []
+    offered = load / busy
     if steady.most is None:
         each = compute("each", g.output_tokens_per_s, requests=steady.running, osl=osl, request_s=request)
+        queue = compute("queue", g.queue_s, offered=offered, running=steady.running, request_s=request)
     else:
         own = compute("decoded", g.decoded_tokens_per_s, requests=steady.running, period_s=steady.period)
         each = compute("each", g.paced_tokens_per_s, decoded=own, prompts=steady.most, caches=busy, osl=osl)
         if each.value < own.value:
             notes.append("the copies that compute prompts set the pace; those that decode wait for them")
+        leaving = compute("leaving", g.requests_per_s, tokens_per_s=each, osl=osl)
+        queue = compute("queue", g.paced_queue_s, offered=offered, requests_per_s=leaving, request_s=request)
     output = compute("output_tokens_per_s", g.repeated_rate_tokens_per_s, each_tokens_per_s=each, times=busy)
-    queue = compute("queue", g.queue_s, offered=load / busy, running=steady.running, request_s=request)
     if steady.starved:
         notes.append(
-            f"the cache keeps {steady.running.value:,.0f} of {load / busy:,.0f} requests running;"
+            f"the cache keeps {steady.running.value:,.0f} of {offered:,.0f} requests running;"
             f" a request waits {queue.value:,.1f} s for room"
         )
     return ServingTime(
@@ -234,7 +237,7 @@ def served(
         requests_per_s=compute("requests_per_s", g.requests_per_s, tokens_per_s=output, osl=osl),
         queue_s=queue,
         burst_first_token_s=compute(
-            "burst_ttft", g.burst_first_token_s, requests=load / busy, prefill_s=steady.prompt
+            "burst_ttft", g.burst_first_token_s, requests=offered, prefill_s=steady.prompt
         ),
     )
 
