@@ -289,7 +289,9 @@ def _memory_changes(plan: Plan, run: TrainRun) -> Iterator[tuple[str, dict[str, 
     if not run.optimizer.endswith("8bit") and run.framework in ("ddp", "hf", "fsdp"):
         yield "8-bit Adam", {"optimizer": "adamw-8bit"}
     if run.offload == "none" and run.framework in ("deepspeed", "fsdp", "hf", "ddp"):
-        yield "optimizer on the CPU", {"offload": "optimizer-cpu"}
+        along = run.framework == "deepspeed" and layout.zero_stage >= 2  # its gradients go there too
+        kept = "optimizer+gradients-cpu" if along else "optimizer-cpu"
+        yield "optimizer on the CPU", {"offload": kept}
     if recipe.recompute != "full" and layout.zero_stage >= 2:
         yield "full recompute, fused loss", {"recompute": "full", "fused_loss": True}
     if run.method == "full" and run.framework in ("ddp", "hf", "fsdp"):

@@ -110,7 +110,7 @@ class Layouts:
         if self.own_option is None or not self.options:
             return {}
         best, own = self.options[0].keys, self.own_option.keys
-        return {key: (own[key], best[key]) for key in best if own.get(key) != best[key]}
+        return {key: (own[key], best[key]) for key in best if not same(key, own, best)}
 
     def terms(self) -> tuple[tuple[str, float, float], ...]:
         """Parts of the step in which the two differ, the largest difference first: name, own, best."""
@@ -125,7 +125,7 @@ class Layouts:
         """Keys and values that turn the job into the best layout: those that differ from its own."""
         best = self.options[0].keys
         own = self.own_option.keys if self.own_option is not None else {}
-        changed = {key: best[key] for key in self.searched if own.get(key) != best[key]}
+        changed = {key: best[key] for key in self.searched if not same(key, own, best)}
         if self.own is None or not self.own_states_dp:
             changed.pop("dp", None)
         if best["schedule"] in SAID_BY_DEGREES:
@@ -166,6 +166,18 @@ class Layouts:
                 for size in self.sizes
             ],
         }
+
+
+def one_copy(keys: Mapping[str, Any]) -> bool:
+    """Whether all data-parallel ranks share one copy of sharded state: dp_shard says no more than dp."""
+    return bool(keys["dp_shard"] == keys["dp"])
+
+
+def same(key: str, own: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
+    """Whether two layouts say the same by a key."""
+    if key == "dp_shard" and own and one_copy(best):
+        return one_copy(own)
+    return bool(own.get(key) == best[key])
 
 
 def best_layouts(
@@ -307,7 +319,7 @@ def opened(
     if "zero_stage" in update:
         update["reshard_after_forward"] = None
     if "dp_shard" not in kept:
-        update["dp_shard"] = None
+        update.setdefault("dp_shard", None)
     if run.framework == "torchtitan" and run.compile and "run.fused_loss" in unstated:
         update["fused_loss"] = None  # follows tp
     if "grad_accum" not in kept:
@@ -406,6 +418,7 @@ def _keys(layout: Layout, recompute: str, offload: str) -> dict[str, Any]:
         "ep": layout.ep,
         "etp": layout.etp,
         "dp": layout.dp,
+        "dp_shard": layout.shard // layout.cp if layout.zero_stage else layout.dp,
         "zero_stage": layout.zero_stage,
         "micro_batch": layout.micro_batch,
         "recompute": recompute,

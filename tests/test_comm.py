@@ -110,6 +110,7 @@ def test_messages_by_hand() -> None:
     assert f.tensor_parallel_s(sequence_parallel=True, **(times | {"hidden_share": 0.5})) == 13.5
     sync = f.sharded_sync_s(all_gather_s=2.0, reduce_scatter_s=3.0, gathers=4, scatters=2, units=10)
     assert sync == 140
+    assert f.gradient_share_bytes(message_bytes=800, shard=8) == 100
 
 
 sizes = st.floats(min_value=1.0, max_value=1e11)

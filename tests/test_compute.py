@@ -173,6 +173,11 @@ def test_host_times_by_hand() -> None:
     )
     assert time == pytest.approx(3.0 + 8.0)
     assert f.host_copy_s(bytes_moved=100, link_bytes_per_s=50.0) == 2
+    # Llama 3 8B over 8 ranks: 10^9 parameters of 12 + 4 bytes, read and written by all 8 at 25.6 GB/s
+    drives = {"ranks_per_node": 8, "nvme_bytes_per_s": 25.6e9}
+    assert f.nvme_update_s(params=10**9, state_bytes=12, gradient_bytes=4, **drives) == pytest.approx(10.0)
+    assert f.nvme_link_bytes_per_s(link_bytes_per_s=50e9, **drives) == pytest.approx(3.2e9)
+    assert f.nvme_link_bytes_per_s(link_bytes_per_s=2e9, **drives) == 2e9
 
 
 def test_rates_by_hand() -> None:

@@ -200,6 +200,23 @@ def test_accumulation_and_global_batch_must_agree() -> None:
         resolve_layout(run_of(dp=8, grad_accum=4), LLAMA, gpus=8)
 
 
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"dp_shard": 3}, "dp_shard 3 does not divide 16 data parallel ranks (legal: 1, 2, 4, 8, 16)"),
+        (
+            {"dp_shard": 4, "ep": 8},
+            "ep 8 does not divide the 4 GPUs that dp_shard 4 lets share one copy (nearest dp_shard: 8)",
+        ),
+    ],
+)
+def test_copies_of_sharded_state_are_whole(changes: dict[str, Any], rule: str) -> None:
+    run = run_of(**changes, dp=16)
+    with pytest.raises(Infeasible) as caught:
+        resolve_layout(run, EIGHT_EXPERTS, gpus=16)
+    assert caught.value.rules == (rule,)
+
+
 COMMANDS = {
     "tensor": ["llama-3-70b", "run.vpp=1", "run.tp=12"],
     "pipeline": ["llama-3-70b", "run.vpp=7"],

@@ -165,6 +165,72 @@ def test_a_framework_is_not_asked_for_what_it_cannot_do() -> None:
     }  # fmt: skip
 
 
+def offered(run: TrainRun, key: str, gpus: tuple[str, int], *names: str) -> set[tuple[Any, ...]]:
+    """The combinations of some keys among a space's layouts."""
+    space = Space(SUBJECTS[key].graph, run, CLUSTERS[gpus])
+    return {tuple(one[name] for name in names) for one in space.candidates()}
+
+
+def test_offload_goes_with_the_stages_that_know_it() -> None:
+    where = ("a100-sxm-40gb", 8)
+    found = offered(run_of("deepspeed", fixed={"pp": 1}), "llama", where, "offload", "zero_stage")
+    assert found == {
+        *(("none", stage) for stage in range(4)), ("optimizer-cpu", 1), ("optimizer+gradients-cpu", 2),
+        ("optimizer+gradients-cpu", 3), ("params+optimizer-cpu", 3), ("optimizer-nvme", 3),
+        ("params+optimizer-nvme", 3),
+    }  # fmt: skip
+    replicated = {"none", "activations-cpu"}
+    found = offered(run_of("fsdp"), "llama", where, "offload", "zero_stage")
+    assert {offload for offload, stage in found if stage == 0} == replicated
+    assert {offload for offload, stage in found if stage} == replicated | {"params+optimizer-cpu"}
+
+
+def test_gradients_leave_a_single_card_where_none_are_accumulated() -> None:
+    alone = CATALOG.cluster([(None, 1, "h100-sxm-80gb")])
+    space = Space(SUBJECTS["llama"].graph, run_of("hf", fixed={"global_batch": 4}), alone)
+    freed = {one["micro_batch"] for one in space.candidates() if one["offload"] == "optimizer+gradients-cpu"}
+    kept = {one["micro_batch"] for one in space.candidates() if one["offload"] == "optimizer-cpu"}
+    assert (freed, kept) == ({4}, {1, 2, 4})
+
+
+def test_copies_of_sharded_state_are_searched() -> None:
+    where = ("h100-sxm-80gb", 16)
+    found = offered(run_of("fsdp"), "llama", where, "dp_shard", "zero_stage")
+    assert found == {(16, 0), *((shard, stage) for shard in (2, 4, 8, 16) for stage in (2, 3))}
+    stated = run_of("fsdp", fixed={"dp_shard": 8})
+    assert values_of(stated, "llama", where, "dp_shard") == {8}
+    old = run_of("fsdp", fixed={"year": 2022})
+    assert values_of(old, "llama", where, "dp_shard") == {16}
+    # One rank of a copy divides nothing unless context parallel ranks share it.
+    titan = offered(run_of("torchtitan", fixed={"pp": 1, "tp": 1}), "llama", where, "dp_shard", "cp", "dp")
+    assert (1, 2, 8) in titan
+    assert (1, 1, 16) not in titan
+    for one in Space(SUBJECTS["mixtral"].graph, run_of("torchtitan"), CLUSTERS[where]).candidates():
+        assert one["tp"] * one["cp"] * one["dp_shard"] % (one["ep"] * one["etp"]) == 0
+
+
+def test_what_only_goes_without_other_degrees_is_searched_without() -> None:
+    where = ("h100-sxm-80gb", 16)
+    plain = offered(run_of("torchtitan"), "mixtral", where, "zero_stage", "tp", "pp", "cp", "ep", "dp_shard")
+    assert {one[1:] for one in plain if one[0] == 0} == {(1, 1, 1, 1, 16)}
+    own_fsdp = offered(run_of("megatron"), "llama", where, "zero_stage", "pp", "offload")
+    assert {one[1:] for one in own_fsdp if one[0] > 1} == {(1, "none")}
+    assert {one[0] for one in own_fsdp} == {0, 1, 2, 3}
+    muon = run_of("megatron", fixed={"optimizer": "muon"})
+    assert values_of(muon, "llama", where, "zero_stage") == {0, 1}
+
+
+def test_hybrid_sharding_wins_where_the_network_is_slow() -> None:
+    """Gathering inside a node alone: what a slow network between nodes asks for, where memory allows it."""
+    subject = SUBJECTS["llama"]
+    slow = CATALOG.cluster([(8, 8, "a100-sxm-40gb")], "gcp-a2-highgpu-8g")
+    run = run_of("fsdp", fixed={"micro_batch": 1, "global_batch": 64, "zero_stage": 3, "recompute": "none"})
+    best = explore(subject, Space(subject.graph, run, slow), slow).best
+    assert best[0].values["dp_shard"] == 8
+    whole = [one for one in best if one.values["dp_shard"] == 64]
+    assert all(one.step_s > best[0].step_s for one in whole)
+
+
 def test_old_software_is_not_given_what_came_later() -> None:
     where = ("a100-sxm-40gb", 8)
     old = run_of("megatron", fixed={"year": 2020})

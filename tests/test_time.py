@@ -48,10 +48,10 @@ def recipe_of(graph: Graph, **run: Any) -> Recipe:
 
 def layout_of(**degrees: Any) -> Layout:
     base: dict[str, Any] = {
-        "tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "etp": 1, "dp": 8, "shard": 8, "zero_stage": 1,
+        "tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "etp": 1, "dp": 8, "zero_stage": 1,
         "micro_batch": 1, "micro_batches": 4, "sequence_parallel": False, "schedule": "none",
-    }  # fmt: skip
-    return Layout(**(base | degrees))
+    } | degrees  # fmt: skip
+    return Layout(**({"shard": base["dp"] * base["cp"]} | base))
 
 
 @pytest.mark.parametrize(
@@ -364,3 +364,41 @@ def test_tokens_may_travel_beside_another_micro_batch() -> None:
     )
     # On NVLink a layer computes far longer than it exchanges: what shows is contention.
     assert hides.child("expert_parallel").value == pytest.approx(0.25 * waits.child("expert_parallel").value)
+
+
+def test_hybrid_sharding_gathers_inside_a_copy_and_sums_over_copies() -> None:
+    graph = graph_of("llama-3-8b")
+    recipe = recipe_of(graph, framework="fsdp", zero_stage=3)
+    degrees = {"zero_stage": 3, "micro_batches": 2}
+
+    def sync(gpus: int, shard: int) -> Line:
+        layout = layout_of(dp=gpus, shard=shard, **degrees)
+        step = step_time(graph, layout, recipe, cluster_of(gpus))
+        return step.child("data_parallel").children[0].child("dense")
+
+    node, all_32, copies = sync(8, 8), sync(32, 32), sync(32, 8)
+    # Weights travel inside a node as on one node alone; a share of the gradients goes on to the other three.
+    assert copies.inputs["all_gather_s"].value == node.inputs["all_gather_s"].value
+    inside, across = copies.inputs["reduce_scatter_s"].children
+    assert inside.value == node.inputs["reduce_scatter_s"].value
+    message = inside.inputs["message_bytes"].value
+    assert across.inputs["message_bytes"].value == message / 8
+    assert across.inputs["ranks"] == 4
+    assert copies.inputs["all_gather_s"].value < all_32.inputs["all_gather_s"].value
+    # Summed over copies, a share crosses twice; scattered over all ranks, once.
+    assert copies.inputs["reduce_scatter_s"].value > all_32.inputs["reduce_scatter_s"].value
+
+
+def test_a_step_from_drives_takes_what_they_take_longer() -> None:
+    graph, cluster = graph_of("llama-3-8b"), cluster_of(8)
+    layout = layout_of(zero_stage=3, micro_batches=1)
+
+    def optimizer(offload: str, **run: Any) -> float:
+        stated = {"framework": "deepspeed", "zero_stage": 3, "offload": offload, **run}
+        step = step_time(graph, layout, recipe_of(graph, **stated), cluster)
+        return float(step.child("optimizer").value)
+
+    params = 8_030_261_248 / 8
+    host, drives = optimizer("optimizer-cpu"), optimizer("optimizer-nvme", nvme_gb_per_s=10)
+    assert drives - host == pytest.approx(2 * params * 16 * 8 / 10e9, rel=1e-6)
+    assert optimizer("optimizer-nvme") < drives

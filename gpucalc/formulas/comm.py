@@ -257,6 +257,17 @@ def sharded_sync_s(
 # --- what is sent ----------------------------------------------------------------------------------
 
 
+@formula(
+    unit="bytes",
+    source="Zhao et al. 2023 (hybrid sharding): scattered in a copy, then summed over copies; read in pytorch"
+    " fsdp/_fully_shard/_fsdp_collectives.py (foreach_reduce) and Megatron-LM d98e8a64"
+    " param_and_grad_buffer.py (start_grad_sync)",
+)
+def gradient_share_bytes(*, message_bytes: Num, shard: Num) -> Num:
+    """The share of scattered gradients a rank sums with its like in the other copies of sharded state."""
+    return message_bytes / shard
+
+
 @formula(unit="bytes", source="Shoeybi et al. 2019; Korthikanti et al. 2022: gather and scatter move as much")
 def tensor_parallel_message_bytes(*, tokens: Num, hidden: Num, element_bytes: Num) -> Num:
     """Buffer of one tensor-parallel all-reduce: the whole activation of a micro-batch."""

@@ -415,6 +415,27 @@ def host_copy_s(*, bytes_moved: Num, link_bytes_per_s: Num) -> Num:
 
 
 @formula(
+    unit="s",
+    source="deepspeed/runtime/swap_tensor/partitioned_optimizer_swapper.py: masters, moments and fp32"
+    " gradients of a sub-group are read, stepped and written back in turn; read, not run",
+)
+def nvme_update_s(
+    *, params: Num, state_bytes: Num, gradient_bytes: Num, ranks_per_node: Num, nvme_bytes_per_s: Num
+) -> Num:
+    """Time the optimizer states and gradients of `params` take from the drives of a node and back.
+
+    All ranks of a node share the drives.
+    """
+    return 2 * params * (state_bytes + gradient_bytes) * ranks_per_node / nvme_bytes_per_s
+
+
+@formula(unit="bytes/s", source="Arithmetic; all ranks of a node read at once")
+def nvme_link_bytes_per_s(*, link_bytes_per_s: Num, nvme_bytes_per_s: Num, ranks_per_node: Num) -> Num:
+    """Rate at which a GPU gets weights from its node's drives: its share of them, or its own link."""
+    return minimum(link_bytes_per_s, nvme_bytes_per_s / ranks_per_node)
+
+
+@formula(
     unit="bytes",
     source="torch.autograd.graph.save_on_cpu, TransformerEngine's cpu_offload: every saved tensor goes out in"
     " forward and comes back in backward; read, not run",

@@ -11,8 +11,7 @@ from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.memory import kept_activations
 from gpucalc.plan.resolve import PAGED_STATE_BYTES
 from gpucalc.plan.stages import Params, block_linears, stages
-
-MASTER_GRADIENT_BYTES = 4  # DeepSpeed's optimizer on the host steps fp32 gradients
+from gpucalc.plan.step_rates import MASTER_GRADIENT_BYTES
 
 
 def host_memory(graph: Graph, layout: Layout, recipe: Recipe, *, ranks: int, nodes: int) -> Line | None:

@@ -58,9 +58,14 @@ class Layout:
         return 2 * self.pp if self.schedule == "dualpipe-v" else self.pp
 
     @property
-    def expert_shard(self) -> int:
-        """Ranks that hold the same experts and may shard their state among themselves."""
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts."""
         return maximum(1, self.world // (self.pp * self.ep * self.etp))  # type: ignore[no-any-return]
+
+    @property
+    def expert_shard(self) -> int:
+        """Ranks that share one copy of the sharded state of experts: as many copies as of the rest."""
+        return maximum(1, self.tp * self.shard // (self.ep * self.etp))  # type: ignore[no-any-return]
 
     @property
     def chunks_per_rank(self) -> int:
@@ -152,6 +157,7 @@ class Recipe:
     moe_dispatcher: str  # alltoall: a copy of a token per expert | deepep: one per rank
     year: int  # of the software: what it overlaps and which kernels it calls
     offload: tuple[str, ...]  # any of optimizer, gradients, parameters, activations; nvme: to disk
+    nvme_bytes_per_s: float | None  # of a node's drives together; None: a usual server's
     loaded_bytes: int  # per trained weight as read, before the engine casts it
     load_assumed: bool  # nobody said in which type weights are read
     in_use_bytes: float  # of each card, by others

@@ -12,7 +12,7 @@ from gpucalc.formulas import memory as mem
 from gpucalc.graph import Graph, Linear, Shard
 from gpucalc.plan.answer import Assumption
 from gpucalc.plan.layout import Adapters, Layout, Recipe
-from gpucalc.plan.rules import DUAL_PIPES, Degrees, broken_rules, schedule_rules
+from gpucalc.plan.rules import DUAL_PIPES, Degrees, broken_rules, schedule_rules, shard_rules
 from gpucalc.plan.stages import block_linears, fuller_first
 from gpucalc.spec.defaults import THIS_YEAR, default_loaded_as, with_defaults
 from gpucalc.spec.train_run import TrainRun
@@ -121,27 +121,25 @@ def resolve_layout(run: TrainRun, graph: Graph, *, gpus: int) -> tuple[Layout, t
         )
     if graph.network is not None and run.channels_last is None:
         assumed.append(Assumption("run.channels_last", False, "PyTorch's default until asked for"))
-    seq_len = sequence_length(run, graph)
-    rules = list(
-        broken_rules(
-            graph,
-            Degrees(
-                gpus=gpus,
-                tp=tp,
-                pp=pp,
-                vpp=vpp,
-                cp=cp,
-                ep=ep,
-                etp=etp,
-                dp=dp,
-                micro_batch=micro_batch,
-                global_batch=global_batch,
-                seq_len=seq_len,
-                sequence_parallel=bool(run.sequence_parallel),
-                even_pipeline=run.framework == "megatron" and run.pipeline_split == "even",
-            ),
-        )
+    degrees = Degrees(
+        gpus=gpus,
+        tp=tp,
+        pp=pp,
+        vpp=vpp,
+        cp=cp,
+        ep=ep,
+        etp=etp,
+        dp=dp,
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+        seq_len=sequence_length(run, graph),
+        sequence_parallel=bool(run.sequence_parallel),
+        even_pipeline=run.framework == "megatron" and run.pipeline_split == "even",
     )
+    rules = list(broken_rules(graph, degrees))
+    shard = dp if run.dp_shard is None else _number(run, "dp_shard")
+    if shard != dp:
+        rules += shard_rules(degrees, shard)
     if run.grad_accum is not None and isinstance(run.global_batch, int):
         product = run.grad_accum * micro_batch * dp
         if product != run.global_batch:
@@ -156,7 +154,6 @@ def resolve_layout(run: TrainRun, graph: Graph, *, gpus: int) -> tuple[Layout, t
     if rules:
         raise Infeasible(rules)
     zero_stage = run.zero_stage if isinstance(run.zero_stage, int) else 0
-    shard = run.dp_shard if run.dp_shard is not None else dp
     layout = Layout(
         tp=tp,
         pp=pp,
@@ -282,6 +279,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         moe_dispatcher=run.moe_dispatcher or "alltoall",
         year=year,
         offload=offload,
+        nvme_bytes_per_s=None if run.nvme_gb_per_s is None else run.nvme_gb_per_s * 1e9,
         loaded_bytes=4 if (run.loaded_as or default_loaded_as(run)) == "fp32" else sizes.compute,
         load_assumed=run.loaded_as is None,
         in_use_bytes=(run.memory_in_use_gib or 0.0) * GIB,

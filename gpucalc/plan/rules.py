@@ -77,6 +77,26 @@ def broken_rules(graph: Graph, d: Degrees) -> tuple[str, ...]:
     return tuple(rules)
 
 
+def shard_rules(d: Degrees, dp_shard: int) -> tuple[str, ...]:
+    """What hybrid sharding asks: whole copies, each with every expert (Megatron-LM, torchtitan)."""
+    if d.dp % dp_shard:
+        return (_divides("dp_shard", dp_shard, "data parallel ranks", d.dp),)
+    held = d.tp * d.cp * dp_shard
+    if held % (d.ep * d.etp):
+        experts = f"ep {d.ep}" + (f" x etp {d.etp}" if d.etp > 1 else "")
+        near = [shard for shard in divisors(d.dp) if not split_experts(d, shard)]
+        return (
+            f"{experts} does not divide the {held} GPUs that dp_shard {dp_shard} lets share one copy"
+            f" (nearest dp_shard: {_nearest(dp_shard, near)})",
+        )
+    return ()
+
+
+def split_experts(d: Degrees, dp_shard: Num) -> Num:
+    """Whether a copy of the sharded state would not hold every expert."""
+    return (d.tp * d.cp * dp_shard) % (d.ep * d.etp) > 0
+
+
 def uneven_batch(d: Degrees) -> Num:
     """Whether ranks or micro-batches would not be given the same number of sequences."""
     return d.global_batch % (d.dp * d.micro_batch) > 0

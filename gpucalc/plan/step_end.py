@@ -8,7 +8,7 @@ from gpucalc.formulas import comm
 from gpucalc.formulas import compute as f
 from gpucalc.graph import Graph
 from gpucalc.line import Kind, Line, compute, total
-from gpucalc.num import Num, is_scalar, maximum, where
+from gpucalc.num import Num, is_scalar, present, where
 from gpucalc.plan import kept
 from gpucalc.plan.device import Device
 from gpucalc.plan.layout import Layout, Recipe
@@ -23,18 +23,15 @@ from gpucalc.plan.step_rates import (
     DEFAULT_PCIE_GENERATION,
     FOREACH_YEAR,
     HOST_BANDWIDTH,
+    MASTER_GRADIENT_BYTES,
     NETWORK_CONTENTION,
     NO_OVERLAP,
+    NVME_BANDWIDTH,
     OPTIMIZER_PASSES,
     OVERLAP,
     TENSOR_CALLS,
 )
 from gpucalc.plan.work_ffn import has_experts
-
-
-def _expert_replicas(layout: Layout) -> Num:
-    """Ranks that hold the same experts."""
-    return maximum(layout.world / (layout.pp * layout.ep * layout.etp), 1)
 
 
 def _trained(stage: Stage, layout: Layout, recipe: Recipe) -> tuple[Num, Num]:
@@ -57,15 +54,17 @@ def data_parallel_lines(time: StageTime, layout: Layout, recipe: Recipe, links: 
         return []
     dense, expert = _trained(time.stage, layout, recipe)
     held_dense, held_expert = _gathered(time.stage, dense, expert, layout, recipe)
-    groups = [("dense", dense, held_dense, replicas, layout.tp)]
+    groups = [("dense", dense, held_dense, replicas, layout.shard, layout.tp)]
     if any(has_experts(run.block) for run in time.stage.layers):
-        groups.append(("expert", expert, held_expert, _expert_replicas(layout), layout.ep * layout.etp))
+        stride = layout.ep * layout.etp
+        held = (layout.expert_replicas, layout.expert_shard, stride)
+        groups.append(("expert", expert, held_expert, *held))
     units = max(time.stage.depth, 1)
     lines: list[Line] = []
-    for name, trained, held, ranks, stride in groups:
+    for name, trained, held, ranks, shard, stride in groups:
         if is_scalar(ranks) and ranks == 1:
             continue
-        lines.append(_group_sync(name, trained, held, ranks, stride, units, layout, recipe, links))
+        lines.append(_group_sync(name, trained, held, ranks, shard, stride, units, layout, recipe, links))
     if not lines:
         return []
     communication = total("communication", tuple(lines), unit="s")
@@ -114,25 +113,34 @@ def _group_sync(
     trained: Num,
     held: Num,
     ranks: Num,
+    shard: Num,
     stride: Num,
     units: int,
     layout: Layout,
     recipe: Recipe,
     links: Links,
 ) -> Line:
-    """Data-parallel traffic of one group of parameters over a step, unit by unit."""
-    group = {"ranks": ranks, "stride": stride}
+    """Data-parallel traffic of one group of parameters over a step, unit by unit.
+
+    `shard` of the `ranks` that hold the same parameters share one copy of what is sharded.
+    """
     gradient = compute(
         "gradients", comm.gradient_message_bytes, params=trained / units, element_bytes=recipe.reduce_bytes
     )
     if layout.zero_stage == 0:
-        reduce = links.collective("all_reduce", "all_reduce", gradient, **group)
+        reduce = links.collective("all_reduce", "all_reduce", gradient, ranks=ranks, stride=stride)
         return compute(name, f.repeated_s, each_s=reduce, times=units)
     weights = compute(
         "weights", comm.weight_message_bytes, params=held / units, element_bytes=recipe.compute_bytes
     )
-    scatter = links.collective("reduce_scatter", "reduce_scatter", gradient, **group)
-    gather = links.collective("all_gather", "all_gather", weights, **group)
+    scatter = links.collective("reduce_scatter", "reduce_scatter", gradient, ranks=shard, stride=stride)
+    gather = links.collective("all_gather", "all_gather", weights, ranks=shard, stride=stride)
+    if present(ranks - shard):  # hybrid sharding: every share of the gradients is summed over the copies
+        share = compute("share", comm.gradient_share_bytes, message_bytes=gradient, shard=shard)
+        copies = links.collective(
+            "all_reduce", "all_reduce", share, ranks=ranks / shard, stride=stride * shard
+        )
+        scatter = total("reduce", (scatter, copies), unit="s")
     # Stage 3 gathers for forward and again for backward; from stage 2 on gradients are divided, so every
     # micro-batch reduces them. Stage 1 does both once per step.
     gathers, scatters = 1, 1
@@ -167,8 +175,15 @@ def _host_link(device: Device) -> Line:
     return line if known else replace(line, kind=Kind.ASSUMED, note="PCIe generation not known")
 
 
+def _nvme(recipe: Recipe) -> Line:
+    """Rate of a node's drives, reading or writing."""
+    if recipe.nvme_bytes_per_s is None:
+        return NVME_BANDWIDTH
+    return Line("nvme_bandwidth", recipe.nvme_bytes_per_s, "bytes/s", source="run.nvme_gb_per_s")
+
+
 def offload_lines(
-    graph: Graph, time: StageTime, layout: Layout, recipe: Recipe, device: Device
+    graph: Graph, time: StageTime, layout: Layout, recipe: Recipe, device: Device, ranks_per_node: int
 ) -> list[Line]:
     """Copies of offloaded parameters and activations that computation cannot hide."""
     copies: list[Line] = []
@@ -178,9 +193,17 @@ def offload_lines(
         moved = compute(
             "bytes",
             comm.weight_message_bytes,
-            params=dense / layout.shard + expert / _expert_replicas(layout),
+            params=dense / layout.shard + expert / layout.expert_shard,
             element_bytes=recipe.compute_bytes,
         )
+        if "nvme" in recipe.offload:
+            link = compute(
+                "nvme_link",
+                f.nvme_link_bytes_per_s,
+                link_bytes_per_s=link,
+                nvme_bytes_per_s=_nvme(recipe),
+                ranks_per_node=ranks_per_node,
+            )
         copy = compute("parameters", f.host_copy_s, bytes_moved=moved, link_bytes_per_s=link)
         copies.append(compute("parameters", f.repeated_s, each_s=copy, times=2 * layout.micro_batches))
     if "activations" in recipe.offload and time.stage.depth:
@@ -215,9 +238,9 @@ def optimizer_line(stage: Stage, layout: Layout, recipe: Recipe, device: Device,
     """Clipping and the update of this rank's share of the parameters."""
     dense, expert = _trained(stage, layout, recipe)
     sharded = layout.zero_stage >= 1
-    local = dense / (layout.shard if sharded else 1) + expert / (_expert_replicas(layout) if sharded else 1)
+    local = dense / (layout.shard if sharded else 1) + expert / (layout.expert_shard if sharded else 1)
     if "optimizer" in recipe.offload:
-        return compute(
+        stepped = compute(
             "optimizer",
             f.host_update_s,
             params=local,
@@ -228,6 +251,18 @@ def optimizer_line(stage: Stage, layout: Layout, recipe: Recipe, device: Device,
             ranks_per_node=ranks_per_node,
             host_bytes_per_s=HOST_BANDWIDTH,
         )
+        if "nvme" not in recipe.offload:
+            return stepped
+        swapped = compute(
+            "nvme",
+            f.nvme_update_s,
+            params=local,
+            state_bytes=recipe.optimizer_bytes,
+            gradient_bytes=MASTER_GRADIENT_BYTES,
+            ranks_per_node=ranks_per_node,
+            nvme_bytes_per_s=_nvme(recipe),
+        )
+        return total("optimizer", (replace(stepped, name="host"), swapped), unit="s")
     clip = compute(
         "clip_bytes",
         f.gradient_clip_bytes,

@@ -71,6 +71,14 @@ HOST_BANDWIDTH = _known(
     "two sockets of eight DDR4 or DDR5 channels, what an optimizer step reaches of them",
     Kind.ASSUMED,
 )
+NVME_BANDWIDTH = _known(
+    "nvme_bandwidth",
+    25.6e9,
+    "bytes/s",
+    "Rajbhandari et al. 2021 (ZeRO-Infinity): a DGX-2's 16 drives give each of 16 GPUs 1.6 GB/s",
+    Kind.ASSUMED,
+)
+MASTER_GRADIENT_BYTES = 4  # DeepSpeed's optimizer on the host steps fp32 gradients
 DEFAULT_PCIE_GENERATION = 4
 # Winograd and FFT convolutions multiply less than the direct form counts; tensor cores run the direct form.
 DIRECT_SHARE = _known("direct_share", 0.68, "fraction", f"{_RUNS}: fp32 convolutions on V100")

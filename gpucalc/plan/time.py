@@ -192,8 +192,9 @@ def step_of(
             bubble = simulated_bubble(graph, by_rank, kinds, layout, recipe, bubble)
         parts += [bubble, pipeline_messages(graph, layout, recipe, links)]
     parts.extend(data_parallel_lines(worst, layout, recipe, group_links or links))
-    parts.extend(offload_lines(graph, worst, layout, recipe, device))
-    parts.append(optimizer_line(worst.stage, layout, recipe, device, cluster.gpus_per_node))
+    ranks = cluster.gpus_per_node
+    parts.extend(offload_lines(graph, worst, layout, recipe, device, ranks))
+    parts.append(optimizer_line(worst.stage, layout, recipe, device, ranks))
     if recipe.input_samples_per_s is not None:
         parts.append(
             compute(

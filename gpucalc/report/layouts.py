@@ -9,14 +9,15 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpucalc import units
-from gpucalc.layouts import SAID_BY_DEGREES, Layouts, Option, Size
+from gpucalc.layouts import SAID_BY_DEGREES, Layouts, Option, Size, one_copy
 from gpucalc.plan.answer import Level
 from gpucalc.report.screen import QUIET, clean, columns, heading, indent, whole
 
 # Keys in the order of the table, what heads them, and the value that says nothing.
 HEADS = {
     "tp": ("tp", 1), "pp": ("pp", 1), "vpp": ("vpp", 1), "cp": ("cp", 1), "ep": ("ep", 1), "etp": ("etp", 1),
-    "dp": ("dp", None), "zero_stage": ("zero", None), "micro_batch": ("mb", None),
+    "dp": ("dp", None), "dp_shard": ("shard", None), "zero_stage": ("zero", None),
+    "micro_batch": ("mb", None),
     "recompute": ("recomp", "none"), "sequence_parallel": ("sp", False), "offload": ("offload", "none"),
     "schedule": ("schedule", None),
 }  # fmt: skip
@@ -97,6 +98,8 @@ def idle(key: str, keys: Mapping[str, Any]) -> bool:
     """Whether a key's value says nothing: a degree of one, or what the degrees say already."""
     if key == "schedule":
         return keys[key] in SAID_BY_DEGREES
+    if key == "dp_shard":
+        return one_copy(keys)
     idle = HEADS[key][1]
     return idle is not None and keys[key] == idle
 

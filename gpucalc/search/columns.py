@@ -71,16 +71,17 @@ def _share(space: Space, scale: Scale, whole: Axes, structures: list[Structure],
 def _by_recipe(space: Space, scale: Scale, one: Structure, axes: Axes) -> Iterator[tuple[Axes, Recipe]]:
     """The axes with their recipe; where tp decides about it (how weights load, the loss), in parts."""
     recipes: dict[bool, Recipe] = {}
-    for tp, cp in axes.pairs:
+    for number, (tp, _, _) in enumerate(axes.degrees):
         if (tp == 1) not in recipes:
-            place = (axes.pairs.index((tp, cp)), 0, 0, 0, 0)
+            place = (number, 0, 0, 0, 0)
             recipes[tp == 1] = resolve_recipe(space.settled(space.values(one, axes, place)), scale.graph)
     first = next(iter(recipes.values()))
     if all(recipe == first for recipe in recipes.values()):
         yield axes, first
         return
     for alone, recipe in recipes.items():
-        yield replace(axes, pairs=tuple(pair for pair in axes.pairs if (pair[0] == 1) == alone)), recipe
+        part = tuple(degrees for degrees in axes.degrees if (degrees[0] == 1) == alone)
+        yield replace(axes, degrees=part), recipe
 
 
 def _cuts(axes: Axes) -> Iterator[Axes]:
@@ -100,12 +101,11 @@ class _Columns:
 
     def __init__(self, space: Space, one: Structure, axes: Axes) -> None:
         self.space, self.axes = space, axes
-        tp, cp = (_column([pair[side] for pair in axes.pairs], 0) for side in (0, 1))
+        tp, cp, shard = (_column([degrees[side] for degrees in axes.degrees], 0) for side in range(3))
         ep, etp = (_column([pair[side] for pair in axes.experts], 1) for side in (0, 1))
         micro_batch = _column(axes.micro_batches, 2)
-        self.shared = any(pair[0] * one.pp < space.gpus for pair in axes.pairs)  # over dp and cp
+        self.shared = any(degrees[0] * one.pp < space.gpus for degrees in axes.degrees)  # over dp and cp
         dp = space.gpus // (tp * cp * one.pp)
-        shard = dp if space.run.dp_shard is None else space.run.dp_shard
         self.batch: Column = space.global_batch(one, micro_batch, dp)
         columns: dict[str, Any] = {
             "tp": tp, "cp": cp, "ep": ep, "etp": etp, "dp": dp, "shard": maximum(1, shard * cp),
@@ -113,7 +113,7 @@ class _Columns:
             "sequence_parallel": _column(axes.sequence_parallel, 3),
         }  # fmt: skip
         self.columns = columns | {"micro_batches": maximum(1, self.batch // (dp * micro_batch))}
-        legal = space.legal(one, columns | {"global_batch": self.batch})
+        legal = space.legal(one, columns | {"global_batch": self.batch, "dp_shard": shard})
         self.legal = np.broadcast_to(legal, axes.shape)
         self.legal_count = int(np.count_nonzero(self.legal))
 

@@ -22,6 +22,7 @@ from gpucalc.plan.rules import (
     divisors,
     model_rules,
     schedule_rules,
+    split_experts,
     too_few_to_fold,
     uneven_batch,
     uneven_ends,
@@ -37,15 +38,20 @@ from gpucalc.spec.train_run import TrainRun
 
 # In the order a layout is written.
 AUTO_KEYS = (
-    "tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero_stage", "micro_batch", "recompute",
+    "tp", "pp", "vpp", "cp", "ep", "etp", "dp", "dp_shard", "zero_stage", "micro_batch", "recompute",
     "sequence_parallel", "offload", "schedule",
 )  # fmt: skip
+
+# What the rules between axes ask for.
+_CROSSED = ("tp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "sequence_parallel")
 
 # Where nobody says how large the batch is, micro-batches are tried in powers of two up to this.
 MOST_FREE_MICRO_BATCH = 64
 
 # What each framework can be told, the usual first.
-_ZERO_STAGES = {"deepspeed": (0, 1, 2, 3), "megatron": (0, 1), "fsdp": (2, 3), "torchtitan": (2, 3)}
+_ZERO_STAGES = {
+    "deepspeed": (0, 1, 2, 3), "megatron": (0, 1, 2, 3), "fsdp": (0, 2, 3), "torchtitan": (0, 2, 3),
+}  # fmt: skip
 _RECOMPUTE = {
     "megatron": ("none", "selective", "full"),
     "torchtitan": ("none", "selective-op", "selective-layer", "full"),
@@ -55,9 +61,16 @@ _OFFLOAD = {
     "hf": ("none", "activations-cpu"),
     "fsdp": ("none", "params+optimizer-cpu", "activations-cpu"),
     "torchtitan": ("none", "params+optimizer-cpu"),
-    "deepspeed": ("none", "optimizer-cpu", "params+optimizer-cpu"),
+    "deepspeed": (
+        "none", "optimizer-cpu", "optimizer+gradients-cpu", "params+optimizer-cpu", "optimizer-nvme",
+        "params+optimizer-nvme",
+    ),
     "megatron": ("none", "optimizer-cpu", "activations-cpu"),
-}
+}  # fmt: skip
+# torchao's CPUOffloadOptimizer, "for single-GPU training", which frees gradients where none are accumulated.
+_OFFLOAD_ALONE = ("optimizer-cpu", "optimizer+gradients-cpu")
+# Megatron-FSDP, which divides gradients and weights as well, has these optimizers.
+_MEGATRON_FSDP = ("adam", "adamw", "adamw-fused", "adamw-unfused", "sgd", "sgd-momentum")
 # PyTorch's schedules, which torchtitan runs, split backward; Megatron-Core and DeepSpeed do not. GPipe holds
 # more than 1F1B and waits as long, so it is never better.
 _SCHEDULES = {"torchtitan": ("1f1b", "zero-bubble", "dualpipe-v")}
@@ -67,8 +80,9 @@ _SCHEDULES = {"torchtitan": ("1f1b", "zero-bubble", "dualpipe-v")}
 # notes of Megatron-LM and Megatron-Core (interleaving April 2021; sequence parallelism, selective
 # recomputation and the distributed optimizer 2022; offloaded activations with TransformerEngine 2023;
 # context and expert parallelism in Core 0.5, 2024; their own tp for experts in 0.10, December 2024; an
-# offloaded optimizer in 0.11, 2025) and of torchtitan (context parallelism and zero bubble end of 2024,
-# experts and DualPipeV 2025).
+# offloaded optimizer, its own FSDP and copies of the distributed optimizer in 0.11, 2025), of torchtitan
+# (context parallelism and zero bubble end of 2024, experts and DualPipeV 2025) and of PyTorch 2.0 (hybrid
+# sharding, 2023).
 _SINCE = {
     ("megatron", "vpp"): 2021,
     ("megatron", "sequence_parallel"): 2022,
@@ -79,6 +93,9 @@ _SINCE = {
     ("megatron", "ep"): 2024,
     ("megatron", "etp"): 2025,
     ("megatron", "optimizer-cpu"): 2025,
+    ("megatron", "fsdp"): 2025,
+    ("megatron", "dp_shard"): 2025,
+    ("fsdp", "dp_shard"): 2023,
     ("torchtitan", "cp"): 2025,
     ("torchtitan", "zero-bubble"): 2025,
     ("torchtitan", "ep"): 2025,
@@ -101,7 +118,7 @@ class Structure:
 class Axes:
     """Values that go with a structure: every combination is a candidate, `legal` says which are layouts."""
 
-    pairs: tuple[tuple[int, int], ...]  # tp and cp
+    degrees: tuple[tuple[int, int, int], ...]  # tp, cp and dp_shard
     experts: tuple[tuple[int, int], ...]  # ep and etp
     micro_batches: tuple[int, ...]
     sequence_parallel: tuple[bool, ...]
@@ -111,7 +128,7 @@ class Axes:
     def shape(self) -> tuple[int, int, int, int, int]:
         """Values along each axis."""
         return (
-            len(self.pairs),
+            len(self.degrees),
             len(self.experts),
             len(self.micro_batches),
             len(self.sequence_parallel),
@@ -143,6 +160,7 @@ class Space:
         self.even = run.framework == "megatron" and run.pipeline_split == "even"
         self.year = run.year if run.year is not None else THIS_YEAR
         self.batch = run.global_batch if isinstance(run.global_batch, int) else None
+        self._axes: dict[Any, list[Axes]] = {}
 
     # -- structures ---------------------------------------------------------------------------------
 
@@ -185,7 +203,10 @@ class Space:
 
     @property
     def _zero_stage_values(self) -> tuple[int, ...]:
-        stages = _ZERO_STAGES.get(self.run.framework, (0,))
+        framework = self.run.framework
+        stages = _ZERO_STAGES.get(framework, (0,))
+        if framework == "megatron" and not (self._knows("fsdp") and self.run.optimizer in _MEGATRON_FSDP):
+            stages = stages[:2]
         return stages if self._knows("zero_stage") else stages[:1]
 
     @property
@@ -199,7 +220,10 @@ class Space:
 
     @property
     def _offload_values(self) -> tuple[str, ...]:
-        return tuple(filter(self._knows, _OFFLOAD[self.run.framework]))
+        values = _OFFLOAD[self.run.framework]
+        if self.run.framework in ("ddp", "hf") and self.gpus == 1:
+            values += _OFFLOAD_ALONE
+        return tuple(filter(self._knows, values))
 
     def _knows(self, what: str) -> bool:
         """Whether the framework of the run's year has it."""
@@ -212,10 +236,16 @@ class Space:
 
         Layouts with nothing to shard stand apart where stages hold other tensors than they do.
         """
-        pairs = self._pairs(one)
-        sharing = [pair for pair in pairs if pair[0] * one.pp < self.gpus]
-        lone = [pair for pair in pairs if pair[0] * one.pp == self.gpus]
-        parts = [pairs if sharing else []] if self._alike(one) else [sharing]
+        key = (one.pp, one.schedule, one.zero_stage, self._alike(one))  # recomputation changes none of them
+        if key not in self._axes:
+            self._axes[key] = self._make_axes(one)
+        return self._axes[key]
+
+    def _make_axes(self, one: Structure) -> list[Axes]:
+        every = self._every_degrees(one)
+        sharing = [degrees for degrees in every if degrees[0] * one.pp < self.gpus]
+        lone = [degrees for degrees in every if degrees[0] * one.pp == self.gpus]
+        parts = [every if sharing else []] if self._alike(one) else [sharing]
         if self.stands_for_one(one) and not (sharing and self._alike(one)):
             parts.append(lone)
         experts = self._expert_pairs(one)
@@ -245,14 +275,31 @@ class Space:
         usual = 0 if self.run.framework == "megatron" else -1
         return bool(one.zero_stage == self._zero_stage_values[usual])
 
-    def _pairs(self, one: Structure) -> list[tuple[int, int]]:
-        dp = self.run.dp if isinstance(self.run.dp, int) else None
+    def _every_degrees(self, one: Structure) -> list[tuple[int, int, int]]:
+        stated = self.run.dp if isinstance(self.run.dp, int) else None
         found = []
         for tp, cp in product(self._tp_values, self._cp_values):
             taken = tp * cp * one.pp
-            if self.gpus % taken == 0 and dp in (None, self.gpus // taken):
-                found.append((tp, cp))
+            dp = self.gpus // taken
+            if self.gpus % taken or stated not in (None, dp) or (tp * cp > 1 and self._replicates(one)):
+                continue
+            found += [(tp, cp, shard) for shard in self._shards(one, dp, cp)]
         return found
+
+    def _shards(self, one: Structure, dp: int, cp: int) -> list[int]:
+        """Data-parallel ranks that share one copy of what a stage divides."""
+        if isinstance(self.run.dp_shard, int):
+            return [self.run.dp_shard] if dp % self.run.dp_shard == 0 else []
+        if self.run.dp_shard is None or one.zero_stage == 0 or not self._knows("dp_shard"):
+            return [dp]
+        if self.run.framework == "megatron" and one.zero_stage == 1:
+            return [dp]  # copies hold more and gain nothing: what they sum travels as far as what all share
+        return [shard for shard in divisors(dp) if shard * cp > 1 or dp == 1]  # else nothing is divided
+
+    def _replicates(self, one: Structure) -> bool:
+        """Whether a structure is torchtitan's plain data parallelism, which goes with no other degree."""
+        open_ = self.run.framework == "torchtitan" and "zero_stage" in self.open
+        return open_ and one.zero_stage == 0
 
     @cached_property
     def _tp_values(self) -> list[int]:
@@ -278,6 +325,8 @@ class Space:
         etps: list[Any] = [run.etp if isinstance(run.etp, int) else 1]
         if run.etp == "auto":  # whole experts, or divided as the rest is; `legal` says which of the two
             etps = sorted({1, *self._tp_values}) if self.has_experts and self._knows("etp") else [1]
+        if self._replicates(one):
+            eps = [ep for ep in eps if ep == 1]
         return tuple(pair for pair in product(eps, etps) if self._fits(ep=pair[0], etp=pair[1], pp=one.pp))
 
     @cached_property
@@ -347,10 +396,14 @@ class Space:
         tp, dp, sharing = axes["tp"], axes["dp"], axes["sequence_parallel"]
         d = self._degrees(
             pp=one.pp,
-            **{key: axes[key] for key in ("tp", "vpp", "cp", "dp", "micro_batch", "sequence_parallel")},
+            **{key: axes[key] for key in _CROSSED},
             global_batch=axes["global_batch"],
         )
         broken = uneven_batch(d) | uneven_rounds(d) | uneven_tokens(d)
+        if self.has_experts and self.run.dp_shard is not None:
+            broken = broken | split_experts(d, axes["dp_shard"])
+        if one.offload == "optimizer+gradients-cpu" and self.run.framework in ("ddp", "hf"):
+            broken = broken | (d.global_batch > dp * d.micro_batch)
         if one.pp > 1 and one.schedule in DUAL_PIPES:
             count = d.global_batch // (dp * d.micro_batch)
             broken = broken | too_few_to_fold(one.pp, count) | uneven_ends(one.schedule, count)
@@ -387,17 +440,17 @@ class Space:
         if "sequence_parallel" in update:
             update["sequence_parallel"] = values["sequence_parallel"] and values["tp"] > 1
         if "zero_stage" in update and run.reshard_after_forward is None:
-            update["reshard_after_forward"] = values["zero_stage"] == 3
+            update["reshard_after_forward"] = values["zero_stage"] == 3 if values["zero_stage"] else None
         if run.fused_loss is None:  # torchtitan compiles it with the model where tp does not divide it
             update["fused_loss"] = values["tp"] == 1
         return run.model_copy(update=update)
 
     def values(self, one: Structure, axes: Axes, place: tuple[int, ...]) -> dict[str, Any]:
         """The values of all keys at a place on the axes."""
-        (tp, cp), (ep, etp) = axes.pairs[place[0]], axes.experts[place[1]]
+        (tp, cp, shard), (ep, etp) = axes.degrees[place[0]], axes.experts[place[1]]
         return {
             "tp": tp, "pp": one.pp, "vpp": axes.vpps[place[4]], "cp": cp, "ep": ep, "etp": etp,
-            "dp": self.gpus // (tp * cp * one.pp), "zero_stage": one.zero_stage,
+            "dp": self.gpus // (tp * cp * one.pp), "dp_shard": shard, "zero_stage": one.zero_stage,
             "micro_batch": axes.micro_batches[place[2]], "recompute": one.recompute,
             "sequence_parallel": axes.sequence_parallel[place[3]], "offload": one.offload,
             "schedule": one.schedule,
@@ -423,7 +476,7 @@ class Space:
             key: self._choices(key)[0] for key in ("zero_stage", "schedule", "recompute", "offload")
         }
         dp = max(1, self.gpus // _product(self.run, ("tp", "pp", "cp")))
-        values |= {"dp": dp, "sequence_parallel": False}
+        values |= {"dp": dp, "dp_shard": dp, "sequence_parallel": False}
         try:
             resolve_layout(self.settled(values), self.graph, gpus=self.gpus)
         except Infeasible as error:
@@ -442,19 +495,32 @@ def _product(run: TrainRun, keys: tuple[str, ...]) -> int:
 def _clash(framework: str, one: Structure) -> tuple[str, ...]:
     """The keys of a structure that a framework refuses together; none where it takes them.
 
-    DeepSpeed: a pipeline engine asserts stages below 2, offloaded optimizers need stage 1 and offloaded
-    parameters stage 3. Megatron-Core's TransformerConfig refuses offloaded activations with a pipeline or
-    with recomputation, and its optimizer is offloaded by the distributed optimizer alone.
+    DeepSpeed: a pipeline engine asserts stages below 2; an offloaded optimizer needs stage 1 and takes the
+    gradients along from stage 2 on, offloaded parameters and NVMe need stage 3. Megatron-Core's
+    TransformerConfig refuses offloaded activations with a pipeline or with recomputation, and its optimizer
+    is offloaded by the distributed optimizer alone; what its FSDP divides is published without a pipeline or
+    offload. PyTorch's FSDP offloads what it divides.
     """
     sharded = one.zero_stage if isinstance(one.zero_stage, int) else 0
     if framework == "deepspeed":
         if one.pp > 1 and sharded > 1:
             return ("pp", "zero_stage")
-        if one.offload.startswith("params") and sharded < 3:
+        if (one.offload.startswith("params") or one.offload.endswith("nvme")) and sharded < 3:
             return ("zero_stage", "offload")
-        if one.offload.startswith("optimizer") and sharded < 1:
+        if one.offload == "optimizer-cpu" and sharded != 1:
             return ("zero_stage", "offload")
+        if one.offload == "optimizer+gradients-cpu" and sharded < 2:
+            return ("zero_stage", "offload")
+    if framework in ("fsdp", "torchtitan"):
+        if one.offload.startswith("params") and sharded < 2:
+            return ("zero_stage", "offload")
+        if framework == "torchtitan" and one.pp > 1 and sharded < 2:
+            return ("pp", "zero_stage")
     if framework == "megatron":
+        if sharded > 1 and one.pp > 1:
+            return ("pp", "zero_stage")
+        if sharded > 1 and one.offload != "none":
+            return ("zero_stage", "offload")
         if one.offload == "activations-cpu" and one.pp > 1:
             return ("pp", "offload")
         if one.offload == "activations-cpu" and one.recompute != "none":

@@ -83,6 +83,8 @@ def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
     year = run.year if run.year is not None else THIS_YEAR
     if run.clock_share is None:
         choose("clock_share", 1.0, "the GPUs hold the clocks they had in published runs, no power cap below")
+    if run.nvme_gb_per_s is None and run.offload.endswith("nvme"):
+        choose("nvme_gb_per_s", 25.6, "ZeRO-Infinity's DGX-2 of 16 drives; one PCIe 4.0 drive reads about 7")
     if run.input_samples_per_s is None:
         choose("input_samples_per_s", "enough", "the host loads the next step's samples in time")
     if run.attention is None:

@@ -26,6 +26,7 @@ TRAIN_KEYS: dict[str, tuple[str, ...]] = {
     "tp_overlap": ("megatron", "torchtitan"),
     "ep_overlap": ("megatron", "torchtitan"),
     "max_live_parameters": ("deepspeed",),
+    "nvme_gb_per_s": ("deepspeed",),
     "sub_group_size": ("deepspeed",),
     "sequence_parallel": _MODEL_PARALLEL,
     "dp_shard": ("fsdp", "torchtitan", "megatron"),

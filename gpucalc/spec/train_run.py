@@ -20,7 +20,6 @@ from gpucalc.spec.run_values import (
     LOADED_AS,
     LOSS_DTYPES,
     MAX_BATCH,
-    MAX_DEGREE,
     MAX_TOKENS,
     METHODS,
     OFFLOAD,
@@ -108,7 +107,7 @@ class TrainRun(Spec):
     ep: Degree = Field(default=1, description="expert parallel ranks")
     etp: Degree | None = Field(default=None, description="tensor parallel ranks inside an expert")
     dp: Degree | None = Field(default=None, description="data parallel ranks; what tp, pp and cp leave")
-    dp_shard: Annotated[int, whole(MAX_DEGREE)] | None = Field(
+    dp_shard: Degree | None = Field(
         default=None, description="data parallel ranks that share one sharded copy (hybrid sharding)"
     )
     zero_stage: ZeroStage = Field(
@@ -205,6 +204,9 @@ class TrainRun(Spec):
     )
     reshard_after_forward: Flag | None = Field(default=None, description="false: as zero_stage 2")
     offload: Annotated[str, named((*OFFLOAD, "auto"), OFFLOAD_NAMES)] = "none"
+    nvme_gb_per_s: Annotated[float, real(0, 1e6, "gigabytes a second above 0")] | None = Field(
+        default=None, description="what the NVMe drives of one node read or write together; unset: 25.6"
+    )
     method: Annotated[Literal["full", "lora", "qlora"], named(METHODS)] = "full"
     quantization: Annotated[str, named(QUANTIZATIONS, QUANTIZATION_NAMES)] | None = Field(
         default=None, description="of the frozen base"
@@ -349,12 +351,19 @@ def _fp8_rule(value: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
     return f"contradicts precision: {given['precision']}", "with precision fp8 or mxfp8"
 
 
+def _nvme_rule(_: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
+    if given.get("offload") == "auto" or str(given.get("offload")).endswith("nvme"):
+        return None
+    return "nothing is offloaded to NVMe", "with offload optimizer-nvme, params+optimizer-nvme or auto"
+
+
 _TRAIN_RULES: dict[str, _Rule] = {
     "fp8_params": _fp8_rule,
     "zero_stage": _stage_rule,
     "flash_attention": _flash_rule,
     "reshard_after_forward": _reshard_rule,
     "offload": _offload_rule,
+    "nvme_gb_per_s": _nvme_rule,
     "quantization": _quantization_rule,
     "quantization_block": _block_rule,
     "recompute_modules": _modules_rule,
