@@ -281,6 +281,11 @@ class ImageNetwork:
     traffic_elements: float | None = None
     layers: int | None = None  # kernels launched forward, for the overhead term
     live_elements: float | None = None  # most that live at once in a pass without gradients
+    # While a detector's loss is taken: bytes per image, bytes of the fullest image alone, and elements of the
+    # head's results and their gradients.
+    loss_bytes: float = 0.0
+    loss_once_bytes: float = 0.0
+    head_elements: float = 0.0
     buffers: int = 0  # elements held beside the parameters, such as running statistics
 
 

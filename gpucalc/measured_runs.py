@@ -37,7 +37,9 @@ _OFFLOAD = (
     (re.compile(r"^params\b.*optimizer", re.IGNORECASE), "params+optimizer-cpu"),
 )
 _SHAPE = ("layers", "hidden", "heads", "ffn", "vocab")
-_NETWORK_TOTALS = ("gflops_forward", "saved_elements", "traffic_elements")
+_NETWORK_TOTALS = (
+    "gflops_forward", "saved_elements", "traffic_elements", "loss_bytes", "loss_once_bytes", "head_elements",
+)  # fmt: skip
 # Facts about the measurement, not about the run; TrainRun has no place for them.
 _RUN_ONLY = frozenset({"image_size", "dp_note"})
 

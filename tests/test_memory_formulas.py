@@ -433,3 +433,11 @@ def test_weights_in_four_bits() -> None:
     assert mem.nf4_bytes_per_param(block=64, double=0) == 0.5625
     assert mem.nf4_bytes_per_param(block=64, double=1) == 0.5 + 1 / 64 + 1 / 4096
     assert mem.nf4_bytes_per_param(block=128, double=0) == 0.53125
+
+
+def test_losses_of_detectors() -> None:
+    # 8 images of 100 bytes and 50 of the fullest; results and gradients of 60 elements in 16 bit
+    sizes = {"images": 8, "loss_bytes": 100, "once_bytes": 50, "head_elements": 60}
+    assert act.detection_loss_bytes(**sizes, activation_bytes=1) == 850
+    assert act.detection_loss_bytes(**sizes, activation_bytes=2) == 960
+    assert act.image_batch_bytes(images=2, side=640) == 2 * 3 * 640 * 640 * 4

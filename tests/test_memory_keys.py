@@ -364,6 +364,27 @@ def test_architectures_are_told_by_compute_capability() -> None:
     assert told("mi300x") == (True, False)  # not known: as today's
 
 
+# --- detectors ---------------------------------------------------------------------------------------------
+
+
+def test_what_a_detector_holds_while_its_loss_is_taken() -> None:
+    totals = {
+        "name": "detector", "kind": "detector", "image_size": 64, "gflops_forward": 1.0, "params_total": 1000,
+        "saved_elements": 5000, "layers": 10,
+    }  # fmt: skip
+    loss = {"loss_bytes": 700, "loss_once_bytes": 300, "head_elements": 200}
+    run = {"framework": "ddp", "seq_len": None, "micro_batch": 2}
+    plain = phases(graph=build_graph(ModelSpec.read(totals)), **run)
+    found = phases(graph=build_graph(ModelSpec.read(totals | loss)), **run)
+    assert found["loss"].child("detection_loss").value == 2 * 700 + 300
+    assert found["loss"].value - plain["loss"].value == 1700
+    assert found["backward"].value == plain["backward"].value
+    kept = plain["loss"].child("activations")
+    assert kept.child("image_batch").value == 2 * 12 * 64 * 64  # beside autocast's 16-bit copy
+    wide = phases(graph=build_graph(ModelSpec.read(totals)), **run, precision="fp32")
+    assert "image_batch" not in names(wide["loss"].child("activations"))
+
+
 # --- what DeepSpeed does of its own ------------------------------------------------------------------------
 
 

@@ -450,6 +450,32 @@ def network_saved_bytes(*, saved_elements: Num, images: Num, activation_bytes: N
     return saved_elements * images * activation_bytes
 
 
+@formula(
+    unit="bytes",
+    source="images handed to a network under autocast, whose first convolution keeps its own 16-bit copy;"
+    " MMEngine's and torchvision's training loops hold the batch until the step ends, read",
+)
+def image_batch_bytes(*, images: Num, side: Num) -> Num:
+    """The batch in fp32, three channels."""
+    return 12 * images * side * side
+
+
+@formula(
+    unit="bytes",
+    source="losses of open-mmlab/mmyolo@8c4d9dc5 run on CPU over random boxes, torch 2.13: live storages of"
+    " their forward and backward, per image and once",
+)
+def detection_loss_bytes(
+    *, images: Num, loss_bytes: Num, once_bytes: Num, head_elements: Num, activation_bytes: Num
+) -> Num:
+    """Boxes matched with places of the grid, or the gradients of the head's results: the larger.
+
+    loss_bytes: fp32 scores and 64-bit indexes of every image, as many boxes as the fullest has; once_bytes:
+    of the fullest alone, where images are matched one by one. head_elements: results and gradients.
+    """
+    return maximum(images * loss_bytes + once_bytes, images * head_elements * activation_bytes)
+
+
 @formula(unit="bytes", source=SAVED_TENSORS)
 def token_id_bytes(*, tokens: Num, in_flight: Num) -> Num:
     """Token ids, 8 bytes each, of every micro-batch in flight."""

@@ -142,6 +142,15 @@ def activations(rank: Rank, *, one_layer: bool = False) -> tuple[Line, ...]:
                 activation_bytes=rank.recipe.activation_bytes,
             )
         )
+        if rank.recipe.autocast:
+            lines.append(
+                compute(
+                    "image_batch",
+                    act.image_batch_bytes,
+                    images=rank.layout.micro_batch,
+                    side=network.image,
+                )
+            )
     if rank.stage.first and rank.graph.embedding is not None:
         lines.append(compute("token_ids", act.token_id_bytes, tokens=rank.tokens, in_flight=rank.in_flight))
         lines += _embedding_saved(rank)

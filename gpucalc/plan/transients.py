@@ -9,7 +9,7 @@ from gpucalc.formulas import activations as act
 from gpucalc.formulas import memory as mem
 from gpucalc.formulas import optimizers as opt
 from gpucalc.graph import Attention, Mlp, Moe
-from gpucalc.line import Line, choose, compute, largest_of, total
+from gpucalc.line import Kind, Line, choose, compute, largest_of, total
 from gpucalc.num import maximum, where
 from gpucalc.plan import allowances
 from gpucalc.plan.activation import probability_bytes, softmax_bytes
@@ -22,6 +22,20 @@ PARAMETER_SHARDING_YEAR = 2024  # FSDP2 came with torch 2.4 of July 2024; torcht
 
 def loss_transients(rank: Rank) -> tuple[Line, ...]:
     """Logits and their copies and gradients while the loss is taken and left, the larger of the two."""
+    network = rank.graph.network
+    if network is not None and network.head_elements:
+        return (
+            compute(
+                "detection_loss",
+                act.detection_loss_bytes,
+                kind=Kind.MODELLED,
+                images=rank.layout.micro_batch,
+                loss_bytes=network.loss_bytes,
+                once_bytes=network.loss_once_bytes,
+                head_elements=network.head_elements,
+                activation_bytes=rank.recipe.activation_bytes,
+            ),
+        )
     if not rank.vocab or rank.graph.head is None:
         return ()
     recipe, layout, vocab = rank.recipe, rank.layout, rank.vocab

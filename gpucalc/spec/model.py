@@ -287,6 +287,11 @@ class ModelSpec(Spec):
     saved_elements: float | None = Field(default=None, gt=0)  # kept for backward, per image
     live_elements: float | None = Field(default=None, gt=0)  # alive at once without gradients, per image
     traffic_elements: float | None = Field(default=None, gt=0)
+    # A detector's loss, beside what is kept: bytes an image (boxes matched with places), bytes of the fullest
+    # image alone, and elements of the head's results and their gradients.
+    loss_bytes: float | None = Field(default=None, gt=0)
+    loss_once_bytes: float | None = Field(default=None, gt=0)
+    head_elements: float | None = Field(default=None, gt=0)
     stages: tuple[int, ...] | None = None
     widths: tuple[int, ...] | None = None
 
