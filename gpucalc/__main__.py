@@ -97,6 +97,9 @@ def _usage_problem(error: Exception) -> str | None:
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", "gpucalc")
     text = " ".join(str(describe()).split()).rstrip(".")
+    refused = getattr(error.__cause__, "errors", None)  # a value of another type, which pydantic refused
+    if refused is not None:
+        text += f", got {refused()[0]['input']!r}"
     return f"{text}; see {command} --help" if text else f"see {command} --help"
 
 

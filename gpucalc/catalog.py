@@ -19,6 +19,7 @@ from gpucalc.spec.fleet import FleetPart, FleetSpec
 from gpucalc.spec.hardware import Cluster
 
 ENVIRONMENT = "GPUCALC_CATALOG"
+MOST_NAMED = 40  # values that an error lists where it can say which was meant
 
 T = TypeVar("T")
 
@@ -86,5 +87,6 @@ def entries_with(entries: Iterable[T], flag: str, wanted: str | None, of: Callab
     if not kept:
         legal = sorted({of(entry) for entry in entries})
         near = nearest(wanted, legal)
-        raise UnknownName("no entry has this value", where=flag, given=wanted, legal=legal, near=near)
+        said = legal if len(legal) <= MOST_NAMED or not near else f"one of {len(legal)} values"
+        raise UnknownName("no entry has this value", where=flag, given=wanted, legal=said, near=near)
     return kept

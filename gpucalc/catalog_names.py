@@ -46,6 +46,7 @@ _ONE = {
     "reliability": "published run",
 }
 
+LISTED = ("gpus", "models", "systems")  # kinds that a command lists
 _STEM = re.compile(r"[a-z0-9][a-z0-9._+-]*", re.IGNORECASE)
 _VENDOR = re.compile(r"nvidia|geforce|tesla|quadro|amd|instinct|radeon|intel|(?<![a-z])gpu(?![a-z])")
 _PUNCTUATION = re.compile(r"(?!(?<=[0-9])\.(?=[0-9]))[^a-z0-9]")
@@ -174,7 +175,8 @@ class Names:
         close = matching or tuple(
             dict.fromkeys(known.get(found, found) for found in nearest(name, [*stems, *known]))
         )
-        return UnknownName(f"unknown {where}", given=name, near=close)
+        legal = f"`gpucalc {kind}` lists them" if kind in LISTED else None
+        return UnknownName(f"unknown {where}", given=name, legal=legal, near=close)
 
     def _names_in(self, path: Path) -> dict[str, list[str]]:
         """The aliases a file declares; each file is looked into once."""

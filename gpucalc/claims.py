@@ -125,7 +125,8 @@ def claim(catalog: Catalog, name: str) -> Claim:
                 _load_formulas()
                 return _worked_out(catalog, group, index, path)
             ids.append(spec.id)
-    raise UnknownName("unknown claim", given=name, near=nearest(name, sorted(ids)))
+    legal = "`gpucalc claims` lists them"
+    raise UnknownName("unknown claim", where="ID", given=name, legal=legal, near=nearest(name, sorted(ids)))
 
 
 def about(catalog: Catalog, entities: Iterable[str]) -> tuple[Claim, ...]:

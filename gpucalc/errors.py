@@ -9,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
+CLOSE = 0.6  # share of letters that two names must have in common, in their order
+BEGINS = 0.9  # what a name counts that only begins alike
+FEW = 4  # letters: shorter names begin like too many others
+_BETWEEN = str.maketrans("", "", "-_ ./")
+
 
 class ExitCode(IntEnum):
     """What the process says to the shell. Frozen: CI pipelines depend on it."""
@@ -53,6 +58,13 @@ class InputError(GpucalcError):
         self.also: tuple[InputError, ...] = ()
         super().__init__(self._one_line())
 
+    def at(self, where: str) -> InputError:
+        """The same error, of that file or flag where it names none."""
+        if self.where is None:
+            self.where = where
+            self.args = (self._one_line(),)
+        return self
+
     def _one_line(self) -> str:
         place = ": ".join(part for part in (self.where, self.key) if part)
         text = f"{place}: {self.problem}" if place else self.problem
@@ -89,13 +101,35 @@ class CannotMeasure(GpucalcError):
 
 
 def nearest(name: str, known: Iterable[str], *, count: int = 3) -> tuple[str, ...]:
-    """The closest known names to a mistyped one, best first; empty when nothing is close."""
-    from difflib import get_close_matches  # error path only: keeps start-up short
+    """The closest known names to a mistyped one, best first; empty when nothing is close.
 
-    candidates = list(dict.fromkeys(known))
-    folded = {candidate.casefold(): candidate for candidate in candidates}
-    matches = get_close_matches(name.casefold(), list(folded), n=count, cutoff=0.5)
-    return tuple(folded[match] for match in matches)
+    A name that goes on where the mistyped one ends is close too: llama-3-8b to llama3.
+    """
+    from difflib import SequenceMatcher  # error path only: keeps start-up short
+
+    wanted = _letters(name)
+    if not wanted:
+        return ()
+    matcher = SequenceMatcher(b=wanted, autojunk=False)
+
+    def likeness(text: str) -> float:
+        matcher.set_seq1(text)
+        quick = min(matcher.real_quick_ratio(), matcher.quick_ratio())
+        return matcher.ratio() if quick >= CLOSE else 0.0
+
+    found: list[tuple[float, int, int, str]] = []  # of equals the shortest, then the first
+    for place, candidate in enumerate(dict.fromkeys(known)):
+        letters = _letters(candidate)
+        start = letters[: len(wanted)] if len(wanted) >= FEW else ""
+        like = max(likeness(letters), BEGINS * likeness(start))
+        if like >= CLOSE:
+            found.append((-like, len(letters), place, candidate))
+    return tuple(row[-1] for row in sorted(found)[:count])
+
+
+def _letters(name: str) -> str:
+    """A name without what people leave out or add."""
+    return name.casefold().translate(_BETWEEN)
 
 
 def one_line(text: str) -> str:

@@ -17,6 +17,7 @@ from gpucalc.jobs_changes import Change, apply_changes, read_change
 from gpucalc.jobs_defaults import TASKS, default_framework, default_run, serve_defaults, train_defaults
 from gpucalc.jobs_found import Found, find
 from gpucalc.jobs_model import model_of
+from gpucalc.spec.base import keys_of
 from gpucalc.spec.defaults import Default
 from gpucalc.spec.fleet import GRAMMAR, FleetSpec, parse_fleet
 from gpucalc.spec.job import Job
@@ -117,7 +118,8 @@ def _complete(
     of_model = [change for change in changes if by_name and change.key.startswith("model.")]
     apply_changes(data, [change for change in changes if change not in of_model])
     if gpus is not None:
-        if data.get("gpus") != gpus:  # the job's server is that of the job's GPUs
+        named = any(change.key == "system" for change in changes)
+        if data.get("gpus") != gpus and not named:  # the job's server is that of the job's GPUs
             data.pop("system", None)
         data["gpus"] = gpus
     if any(change.key == "model" for change in changes):
@@ -129,6 +131,12 @@ def _complete(
     fleet = _fleet(data.get("gpus"), found)
     ranks = found.foreign.ranks if found.foreign is not None else None
     if fleet is None and need_gpus:
+        for key in data:
+            if key not in keys_of(Job):  # it may be `gpus`, mistyped
+                line = found.document.line(key) if found.document is not None else None
+                where = found.where if line is None else f"{found.where}:{line}"
+                near = nearest(str(key), keys_of(Job))
+                raise UnknownName("no such key", where=where, key=str(key), legal=keys_of(Job), near=near)
         hint = f"--gpus {ranks}xNAME: it starts {ranks} processes" if ranks else f"--gpus {GRAMMAR}"
         raise InputError("no GPUs given", where=found.where, key="gpus", legal=hint)
     if fleet is not None and ranks is not None and fleet.count != ranks:
@@ -145,6 +153,7 @@ def _complete(
         if "framework" not in data["run"] and data["run"].get("task") in TASKS:
             data["run"] = default_framework(data["run"], fleet, model, listed)
     job = _read_job(data, found, changes)
+    _known_hardware(job, fleet, found, catalog, ["gpus"] if gpus is not None else [], changes)
     run, filled = (
         train_defaults(job.run, model)
         if isinstance(job.run, TrainRun)
@@ -199,6 +208,34 @@ def _read_job(data: dict[str, Any], found: Found, changes: Sequence[Change]) -> 
         if line is not None:
             raise _moved(error, found.where, f"{found.where}:{line}") from None
         raise
+
+
+def _known_hardware(
+    job: Job,
+    fleet: FleetSpec | None,
+    found: Found,
+    catalog: Catalog,
+    flags: Sequence[str],
+    changes: Sequence[Change],
+) -> None:
+    """Refuses GPUs and a system that the catalogue lacks, with the place that names them."""
+    named = [("gpus", "gpus", part.gpu) for part in (fleet.parts if fleet is not None else ())]
+    named += [("systems", "system", job.system)] if job.system is not None else []
+    for kind, key, name in named:
+        try:
+            catalog.find(kind, name)
+        except UnknownName as error:
+            line = found.document.line(key) if found.document is not None else None
+            where = found.where if line is None else f"{found.where}:{line}"
+            by_flag = f"--{key}" if key in flags else "--set" if key in [c.key for c in changes] else None
+            raise UnknownName(
+                error.problem,
+                where=by_flag or where,
+                key=None if by_flag == f"--{key}" else key,
+                given=error.given,
+                legal=error.legal,
+                near=error.near,
+            ) from None
 
 
 def _moved(error: InputError, old: str, new: str) -> InputError:

@@ -109,11 +109,11 @@ def _from_catalogue(name: str, catalog: Catalog) -> Found:
 
 
 def _unknown_job(argument: str, catalog: Catalog) -> InputError:
-    looks_like_path = "/" in argument or Path(argument).suffix in (".yaml", ".yml", ".json", *WEIGHTS)
+    path = Path(argument)
     names = (*catalog.names("jobs"), *catalog.names("models"))
-    near = nearest(Path(argument).name.removesuffix(".yaml"), names)
-    if looks_like_path and argument.count("/") != 1:
-        return InputError("no such file", where=argument, near=near)
+    near = nearest(path.name.removesuffix(".yaml"), names)
+    if path.suffix in (".yaml", ".yml", ".json", *WEIGHTS) or argument.count("/") > 1:
+        return InputError("no such file", where=argument, near=_files_like(path) or near)
     return UnknownName(
         "neither a file, nor a shipped job, nor a catalogue model",
         where="JOB",
@@ -121,6 +121,15 @@ def _unknown_job(argument: str, catalog: Catalog) -> InputError:
         legal="`gpucalc models` lists the models",
         near=near,
     )
+
+
+def _files_like(path: Path) -> tuple[str, ...]:
+    """Files beside one that is not there, with names like its own."""
+    try:
+        beside = sorted(other.stem for other in path.parent.iterdir() if other.suffix == path.suffix)
+    except OSError:
+        return ()
+    return tuple(str(path.parent / f"{stem}{path.suffix}") for stem in nearest(path.stem, beside))
 
 
 def from_path(path: Path) -> Found:

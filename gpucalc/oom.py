@@ -46,9 +46,18 @@ class Diagnosis:
     changes: tuple[Change, ...]
 
 
-def diagnose(text: str, *, job: ResolvedJob | None = None, catalog: Catalog | None = None) -> Diagnosis:
-    """The diagnosis of a message, with the job's own numbers where a job is given. Raises InputError."""
-    message = read_message(text)
+def diagnose(
+    text: str,
+    *,
+    where: str = "the message",
+    job: ResolvedJob | None = None,
+    catalog: Catalog | None = None,
+) -> Diagnosis:
+    """The diagnosis of a message, with the job's own numbers where a job is given. Raises InputError.
+
+    where: what an error calls the text.
+    """
+    message = read_message(text, where)
     if job is None:
         return Diagnosis(message, message.phase, tuple(_reading(message, None)), (), None, ())
     assert catalog is not None

@@ -45,17 +45,17 @@ class Message:
     facts: Mapping[str, float] = field(default_factory=dict)
 
 
-def read_message(text: str) -> Message:
+def read_message(text: str, where: str = "the message") -> Message:
     """The figures and the place a message states. Raises InputError when it is none that is known."""
     if len(text) > MAX_TEXT:
-        raise InputError("is too long for a message", where="oom", legal=f"at most {MAX_TEXT // 2**20} MiB")
+        raise InputError("is too long for a message", where=where, legal=f"at most {MAX_TEXT // 2**20} MiB")
     for reader in (_vllm, _sglang, _llamacpp, _torch, _host, _nccl):
         found = reader(text)
         if found is not None:
             return found
     raise InputError(
         "holds no out-of-memory message that is known",
-        where="oom",
+        where=where,
         legal="a log of torch, DeepSpeed, vLLM, SGLang or llama.cpp with the failing line",
     )
 

@@ -15,6 +15,7 @@ from gpucalc.advise import advised
 from gpucalc.catalog import Catalog
 from gpucalc.catalog_machines import POD_GPUS, PRICE_OF
 from gpucalc.economics import economics
+from gpucalc.errors import InputError
 from gpucalc.jobs import ResolvedJob
 from gpucalc.plan.answer import Assumption, Level, Plan
 from gpucalc.plan.evaluate import ErrorTable, Subject, evaluate
@@ -45,7 +46,7 @@ def plan_job(
 ) -> Plan:
     """The plan of a job. `subject` and `cluster` may be handed in when many jobs share them."""
     run = job.run
-    subject = subject or Subject.of(job.model)
+    subject = subject or _subject(job)
     cluster = cluster or catalog.cluster(job.fleet, job.job.system, network=job.job.network)
     errors = errors if errors is not None else error_table(catalog)
     assumptions = tuple(Assumption(d.key, d.value, d.why) for d in job.defaults)
@@ -146,6 +147,14 @@ def plan_job(
         larger=_larger(catalog, cluster) if plan.verdict.level is not Level.FITS else (),
         errors=errors,
     )
+
+
+def _subject(job: ResolvedJob) -> Subject:
+    """The model's graph and counts. Raises UnsupportedModel or InputError, of the file the model is from."""
+    try:
+        return Subject.of(job.model)
+    except InputError as error:
+        raise error.at(job.model_where) from None
 
 
 def _network_assumed(job: ResolvedJob, cluster: Cluster) -> tuple[Assumption, ...]:

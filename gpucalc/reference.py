@@ -97,7 +97,8 @@ def entry(catalog: Catalog, name: str) -> Entry:
     """The formula of that name. Raises UnknownName with near ones."""
     entries = {entry.name: entry for module in reference(catalog) for entry in module.entries}
     if name not in entries:
-        raise UnknownName("unknown formula", given=name, near=nearest(name, entries))
+        legal, near = "`gpucalc formulas` lists them", nearest(name, entries)
+        raise UnknownName("unknown formula", where="NAME", given=name, legal=legal, near=near)
     return entries[name]
 
 

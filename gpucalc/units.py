@@ -55,11 +55,14 @@ CATALOGUE_UNITS: dict[str, tuple[str, float]] = {
 }
 
 
+SIZES = "a number and one of B KB MB GB TB KiB MiB GiB TiB, such as 80GB"
+
+
 def parse_bytes(text: str) -> float:
     """Bytes in a text such as `80 GiB` or `512MB`. Raises ValueError."""
     match = _QUANTITY.match(text)
     if not match or match[2].lower() not in _SCALE:
-        raise ValueError(f"not a size: {text!r}; write a number and one of B KB MB GB TB KiB MiB GiB TiB")
+        raise ValueError(f"not a size: {text!r}; write {SIZES}")
     return float(match[1].replace(",", "")) * _SCALE[match[2].lower()]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpucalc.catalog import Catalog
-from gpucalc.errors import InputError
+from gpucalc.errors import InputError, UnknownName, nearest
 from gpucalc.estimate_serving import ServingPlanner
 from gpucalc.estimate_training import TrainingPlanner
 from gpucalc.measured import COLLECTIVES, SERVING, TRAINING, Conventions, Row, read_rows, shipped
@@ -170,11 +170,17 @@ def validate(
     """
     for quantity in quantities:
         if quantity not in QUANTITIES:
-            raise InputError("no such quantity", where="--quantity", given=quantity, legal=QUANTITIES)
+            near = nearest(quantity, QUANTITIES)
+            raise UnknownName(
+                "no such quantity", where="--quantity", given=quantity, legal=QUANTITIES, near=near
+            )
     files = [Path(path) for path in paths] or _shipped(catalog, quantities)
     if not files:
         raise InputError("the catalogue holds no measurements", legal="files of measured runs")
-    read = [row for row in read_rows(files) if _selected(row, where or {})]
+    every = list(read_rows(files))
+    read = [row for row in every if _selected(row, where or {})]
+    if not read:
+        raise _none_selected(every, where or {})
     rows = [row for row in read if not is_collective(row) and not is_serving(row)]
     served = [row for row in read if is_serving(row)] if set(quantities) & set(SERVING_QUANTITIES) else []
     curves = [row for row in read if is_collective(row)] if "collective" in quantities else []
@@ -231,11 +237,30 @@ def parse_where(texts: Iterable[str]) -> dict[str, str]:
     return out
 
 
+_OWN = ("group", "gpu", "model")  # said in several ways; a row knows them by these names
+MOST_NAMED = 20  # values that an error lists
 _SHORT = {key: f"run.{key}" for key in ("framework", "precision", "stack", "quant")}
 
 
 def _selected(row: Row, where: Mapping[str, str]) -> bool:
     return all(fnmatchcase(_field(row, key).casefold(), value.casefold()) for key, value in where.items())
+
+
+def _none_selected(rows: Sequence[Row], where: Mapping[str, str]) -> InputError:
+    """Which filter no run meets: its key is not one of theirs, or none has the value."""
+    for key, wanted in where.items():
+        values = sorted({_field(row, key) for row in rows} - {""})
+        if not values:
+            keys = sorted({*_SHORT, *_OWN, *(key for row in rows for key in row.data)})
+            return UnknownName("no run has this key", where="--where", given=key, near=nearest(key, keys))
+        if not any(fnmatchcase(value.casefold(), wanted.casefold()) for value in values):
+            legal = values if len(values) <= MOST_NAMED else f"one of {len(values)} values, * for any letters"
+            near = nearest(wanted, values)
+            return UnknownName(
+                "no run has this value", where="--where", key=key, given=wanted, legal=legal, near=near
+            )
+    given = " ".join(f"{key}={value}" for key, value in where.items())
+    return InputError("no run meets all of these", where="--where", given=given)
 
 
 def _field(row: Row, key: str) -> str:

@@ -374,7 +374,7 @@ def test_standard_output_holds_the_page_in_place_of_the_report(capsys: pytest.Ca
         (["--html", "."], ".: --html: is a folder, not a file"),
         (["--svg", "none/x.svg"], "none/x.svg: --svg: the folder is missing"),
         (["--html", "x", "--svg", "x"], "--html or --svg: is named twice"),
-        (["--html", "x", "--scale", "1,2"], "--html: goes with one plan; legal: without --scale"),
+        (["--html", "x", "--scale", "1,2"], "--html: does not go with --scale"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_planning(

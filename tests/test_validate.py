@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpucalc.catalog import Catalog
-from gpucalc.errors import InputError
+from gpucalc.errors import InputError, UnknownName
 from gpucalc.estimate_training import Estimate
 from gpucalc.measured import Convention, Conventions, Row, Skip, read_rows
 from gpucalc.measured_runs import Network, Normaliser, Ready, conventions_of
@@ -491,8 +491,10 @@ def test_filters(catalog: Catalog, tmp_path: Path) -> None:
     file.write_text(json.dumps(rows))  # JSON is YAML
     found = validate([file], catalog=catalog, where={"group": "t*"}, estimator=fixed)
     assert [p.id for p in found.points] == ["b"]
-    found = validate([file], catalog=catalog, where={"run.framework": "megatron"}, estimator=fixed)
-    assert found.rows == 0
+    with pytest.raises(UnknownName, match="no run has this value, got 'megatron'"):
+        validate([file], catalog=catalog, where={"run.framework": "megatron"}, estimator=fixed)
+    with pytest.raises(UnknownName, match="no run has this key, got 'run.framwork'"):
+        validate([file], catalog=catalog, where={"run.framwork": "fsdp"}, estimator=fixed)
     with pytest.raises(InputError, match="quantity"):
         validate([file], catalog=catalog, quantities=("speed",))
 

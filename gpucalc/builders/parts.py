@@ -86,7 +86,7 @@ def draft(spec: ModelSpec) -> Draft:
         from gpucalc.errors import nearest
 
         raise UnsupportedModel(
-            f"no drawing for architecture {name!r}",
+            "no drawing for this architecture",
             key="model.architecture",
             given=name,
             near=nearest(key, [known for known, row in FAMILIES.items() if not row.refused]),

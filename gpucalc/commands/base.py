@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from gpucalc.catalog import Catalog
 
 
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
 class _ListFirst(TyperGroup):
     """A group whose `list` command may be left out: `gpucalc gpus --arch hopper`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0].startswith("-") and args[0] != "--help"):
+        if not args or (args[0].startswith("-") and args[0] not in HELP["help_option_names"]):
             args = ["list", *args]
         return super().parse_args(ctx, args)
 
@@ -41,6 +44,7 @@ def _group(help_text: str) -> typer.Typer:
 
 app = typer.Typer(
     no_args_is_help=True,
+    context_settings=HELP,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Does a model fit these GPUs, how fast will it run, what binds, and what would help.",
@@ -79,7 +83,7 @@ def program(words: Sequence[str]) -> typer.Typer:
     groups = [group for group in app.registered_groups if group.name == called]
     if not commands and not groups:
         return app
-    narrow = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+    narrow = typer.Typer(context_settings=HELP, rich_markup_mode=None, pretty_exceptions_enable=False)
     narrow.registered_callback = app.registered_callback
     narrow.registered_commands, narrow.registered_groups = commands, groups
     return narrow

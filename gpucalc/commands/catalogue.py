@@ -362,11 +362,11 @@ def _comparison(kind: str, a: str, b: str, folder: Path | None, as_json: bool) -
 
 def _size(text: str | None, flag: str) -> float:
     from gpucalc.errors import InputError
-    from gpucalc.units import parse_bytes
+    from gpucalc.units import SIZES, parse_bytes
 
     if text is None:
         return 0.0
     try:
         return parse_bytes(text)
-    except ValueError as error:
-        raise InputError(str(error), where=flag) from None
+    except ValueError:
+        raise InputError("is not a size", where=flag, given=text, legal=SIZES) from None

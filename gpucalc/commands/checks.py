@@ -157,7 +157,8 @@ def oom_command(
         text = read_text(file, max_bytes=MAX_TEXT)
     known = open_catalog(catalog)
     resolved = resolve(job, known, gpus=gpus, task=task, sets=sets or ()) if job is not None else None
-    found = diagnose(text, job=resolved, catalog=known)
+    where = "standard input" if file == "-" else file
+    found = diagnose(text, where=where, job=resolved, catalog=known)
     if as_json:
         emit_json(answers.diagnosis_document(found))
     else:

@@ -82,23 +82,18 @@ def plan_command(
     from gpucalc.plan.answer import Level
 
     files = {flag: path for flag, path in (("--html", html), ("--svg", svg)) if path is not None}
+    of_one = {"--calibration": calibration is not None, "--rules": rules, "--quiet": quiet}
     if scale is not None:
-        with_one = [*files, *(["--calibration"] if calibration is not None else [])]
-        if with_one:
-            from gpucalc.errors import InputError
-
-            raise InputError("goes with one plan", where=with_one[0], legal="without --scale")
-        _scaled(job, scale, gpus, task, sets, catalog, as_json=as_json, strict=strict)
+        searching = {"--search": search, "--rank": rank is not None}
+        _only_alone("--scale", {**dict.fromkeys(files, True), **of_one, **searching})
+        _scaled(job, scale, gpus, task, sets, catalog, model=model, hub=hub, as_json=as_json, strict=strict)
         return
 
     if search or rank is not None:
-        if calibration is not None:
-            from gpucalc.errors import InputError
-
-            raise InputError("goes with one plan", where="--calibration", legal="without --search")
+        _only_alone("--search" if search else "--rank", of_one)
         printed = _files_wanted(files, as_json)
         _searched(
-            job, gpus, task, sets, catalog, model=model, rank=rank, as_json=as_json, strict=strict,
+            job, gpus, task, sets, catalog, model=model, hub=hub, rank=rank, as_json=as_json, strict=strict,
             files=files, printed=printed,
         )  # fmt: skip
         return
@@ -143,9 +138,18 @@ def plan_command(
 
         draw(table.verdict(answer.verdict) if quiet else table.plan(answer, told))
         if measured is not None and not quiet:
-            emit("\n".join(("", *measured.words())))
+            draw(table.calibrated(measured.words()))
     if strict and answer.verdict.level is Level.DOES_NOT_FIT:
         raise typer.Exit(ExitCode.NO)
+
+
+def _only_alone(flag: str, others: Mapping[str, bool]) -> None:
+    """Refuses flags of a single plan beside one that answers with many."""
+    given = [other for other, is_given in others.items() if is_given]
+    if given:
+        from gpucalc.errors import InputError
+
+        raise InputError(f"does not go with {flag}", where=given[0])
 
 
 def _files_wanted(files: Mapping[str, Path], as_json: bool) -> bool:
@@ -201,6 +205,7 @@ def _searched(
     catalog: Path | None,
     *,
     model: str | None,
+    hub: bool,
     rank: str | None,
     as_json: bool,
     strict: bool,
@@ -214,7 +219,7 @@ def _searched(
     from gpucalc.planner import provenance
 
     known = open_catalog(catalog)
-    resolved = resolve(job, known, gpus=gpus, model=model, task=task, sets=sets or ())
+    resolved = resolve(job, known, gpus=gpus, model=model, hub=hub, task=task, sets=sets or ())
     held = [text.partition("=")[0].strip() for text in sets or ()]
     with progress.shown("layouts") as told:
         found = best_layouts(resolved, known, held=held, rank=rank or "time", progress=told)
@@ -233,7 +238,7 @@ def _searched(
         def page() -> str:
             best = [f"run.{key}={value}" for key, value in found.settings().items()]
             answer, origin = planned(
-                job, fleet, task, [*kept, *best], None, model=model, advice=True, known=known
+                job, fleet, task, [*kept, *best], None, model=model, hub=hub, advice=True, known=known
             )
             return answer.html(origin=origin, search=found)
 
@@ -259,6 +264,8 @@ def _scaled(
     sets: list[str] | None,
     catalog: Path | None,
     *,
+    model: str | None,
+    hub: bool,
     as_json: bool,
     strict: bool,
 ) -> None:
@@ -270,7 +277,7 @@ def _scaled(
 
     counts = parse_sizes(sizes)
     known = open_catalog(catalog)
-    planned = resolve(job, known, gpus=gpus, task=task, sets=sets or ())
+    planned = resolve(job, known, gpus=gpus, model=model, hub=hub, task=task, sets=sets or ())
     found = scaled(planned, known, counts)
     if as_json:
         emit_json({**found.document(), "provenance": provenance(planned, known)})

@@ -54,9 +54,9 @@ def validate_command(
     from gpucalc.validate import PARTS, QUANTITIES, parse_where, validate
 
     if by is not None and by not in PARTS:
-        from gpucalc.errors import UnknownName
+        from gpucalc.errors import UnknownName, nearest
 
-        raise UnknownName("unknown part", where="--by", given=by, legal=PARTS)
+        raise UnknownName("unknown part", where="--by", given=by, legal=PARTS, near=nearest(by, PARTS))
     known = open_catalog(catalog)
     with shown("measurements") as progress:
         report = validate(

@@ -216,7 +216,9 @@ def _fact(value: object) -> str:
         return ", ".join(f"{key} {_fact(item)}" for key, item in value.items())
     if isinstance(value, tuple | list):
         return ", ".join(_fact(item) for item in value)
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
         return f"{value:,}" if abs(value) >= 10_000 else str(value)
     return "" if value is None else str(value)
 

@@ -133,6 +133,12 @@ def _host_words(decided: Verdict) -> tuple[str, ...]:
     return held, gpu
 
 
+def calibrated(words: Sequence[str]) -> RenderableType:
+    """What a calibration changed: where it is from, then a line for every constant."""
+    first, *others = (Text(clean(line)) for line in words)
+    return Group(Text(), first, *map(indent, others))
+
+
 def explanation(item: Explanation) -> RenderableType:
     """A number as formula, values and result, then the same for what went in."""
     return Group(*_explained(item, 0, set()))
