@@ -493,7 +493,7 @@ def test_filters(catalog: Catalog, tmp_path: Path) -> None:
     assert [p.id for p in found.points] == ["b"]
     with pytest.raises(UnknownName, match="no run has this value, got 'megatron'"):
         validate([file], catalog=catalog, where={"run.framework": "megatron"}, estimator=fixed)
-    with pytest.raises(UnknownName, match="no run has this key, got 'run.framwork'"):
+    with pytest.raises(UnknownName, match=r"no run has this key, got 'run\.framwork'"):
         validate([file], catalog=catalog, where={"run.framwork": "fsdp"}, estimator=fixed)
     with pytest.raises(InputError, match="quantity"):
         validate([file], catalog=catalog, quantities=("speed",))
