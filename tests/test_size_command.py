@@ -129,6 +129,16 @@ def test_the_table_keeps_its_width(
         assert word in out
 
 
+def test_a_fleet_that_is_best_twice_is_listed_once(capsys: Capture) -> None:
+    """The smallest fleet and the one of least energy, when neither is among the cheapest."""
+    words = ["size", "models/llama-3-70b", "--task", "serve", "--cloud", "AWS", "--set", "run.tpot_ms=50"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "least energy  the same as the smallest: 4 x gb200 in aws-p6e-gb200" in out
+    rows = out.split("Fleets that meet it", 1)[1].splitlines()
+    assert sum(row.startswith("  4 x gb200") for row in rows) == 1
+
+
 def test_the_document_has_every_fleet(capsys: Capture) -> None:
     assert main([*ARGUMENTS, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

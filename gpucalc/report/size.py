@@ -186,8 +186,9 @@ def _shown(found: Sizing, every: bool, order: str = "price") -> Sequence[Offer]:
         return sorted(found.offers, key=key)
     if found.meeting:
         rows = sorted(found.meeting, key=lambda offer: (not offer.holds, *key(offer)))[:MOST_ROWS]
-        picks = [o for o in (found.cheapest, found.fastest, found.smallest, found.leanest) if o is not None]
-        rows += [offer for offer in picks if all(offer is not row for row in rows)]
+        for offer in (found.cheapest, found.fastest, found.smallest, found.leanest):
+            if offer is not None and all(offer is not row for row in rows):
+                rows.append(offer)
         return rows
     # Nothing does: what fits and comes nearest in speed.
     near = sorted(found.offers, key=lambda o: (o.level is Level.DOES_NOT_FIT, -(o.rate or 0.0)))
