@@ -360,6 +360,21 @@ def test_autocast_takes_softmax_in_fp32() -> None:
     assert scores("fp32") == 4 + 1 + 4
 
 
+def test_norms_of_one_kernel_beside_layers_written_out() -> None:
+    base: dict[str, Any] = {"precision": "bf16", "seq_len": 64, "micro_batch": 1}
+
+    def norms(**run: Any) -> float:
+        block, recipe = recipe_of({**base, **run}, LLAMA_3_8B)
+        line = layer_line(block, recipe, seq_len=64)
+        names = {norm.name for norm in block.norms}
+        return float(sum(child.value for child in line.children if child.name in names))
+
+    written_out, fused = 2 * (6 * 4096 + 4), 2 * (2 * 4096 + 4)
+    assert norms(framework="fsdp") == norms(framework="torchtitan", year=2024) == written_out
+    assert norms(framework="torchtitan") == norms(framework="fsdp", fused_norms=True) == fused
+    assert norms(framework="torchtitan", fused_norms=False) == written_out
+
+
 def test_a_matrix_in_four_bits_keeps_no_input_since_july_2024() -> None:
     run = {"framework": "hf", "precision": "bf16", "seq_len": 64, "micro_batch": 1, "method": "qlora"}
     block, old = recipe_of({**run, "year": 2023}, LLAMA_3_8B)

@@ -75,7 +75,7 @@ def norm_line(norm: Norm, recipe: Recipe, *, frozen: bool, rows: int = 1) -> Lin
     size = recipe.stream_bytes
     if norm.kind.startswith("layernorm") and norm.kind != "layernorm_cohere":
         return compute(name, act.layernorm_saved_bytes, width=width, activation_bytes=size)
-    if recipe.kernels != "eager":
+    if recipe.fused_norms:
         return compute(name, act.fused_rmsnorm_saved_bytes, width=width, rows=rows, activation_bytes=size)
     if frozen:  # a frozen weight needs no normalised tensor: the fp32 copy and rstd stay
         return compute(name, act.fused_rmsnorm_saved_bytes, width=width, rows=rows, activation_bytes=4)

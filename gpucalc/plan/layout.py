@@ -121,6 +121,7 @@ class Recipe:
     first_flash: bool  # kernels before FlashAttention-2
     fused_qkv: bool  # LitGPT: one matrix for queries, keys and values of every model
     kernels: str
+    fused_norms: bool  # RMS norms keep their input alone, whatever the rest of the layer keeps
     recompute: str  # none | selective | full
     recompute_scope: str
     recompute_modules: tuple[str, ...]  # of scope modules

@@ -65,6 +65,7 @@ ALL_AT_ONCE_YEAR = 2023  # torch 2.0, March: for-each optimizers by default, in 
 BALANCED_STAGES_YEAR = 2024  # DeepSpeed's partition_balanced was rewritten in December 2023
 # bitsandbytes 0.43.2 of July 2024 (9e753741) no longer keeps the input of a matrix in 4 bits.
 UNKEPT_INPUT_YEAR = 2025
+FUSED_NORM_YEAR = 2026  # torch 2.9 came in October 2025
 TP_OVERLAP_YEAR = 2024  # Megatron's published recipes hide tensor-parallel gathers in user buffers
 SECOND_FLASH_YEAR = 2023  # FlashAttention-2 came out in July
 LOW_PRECISION = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
@@ -246,6 +247,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         first_flash=attention == "flash-1" or (attention == "flash" and year < SECOND_FLASH_YEAR),
         fused_qkv=run.fused_qkv,
         kernels=kernels,
+        fused_norms=_fused_norms(run, kernels, year),
         recompute=recompute,
         recompute_scope=scope,
         recompute_modules=run.recompute_modules or ("core_attn",),
@@ -393,6 +395,17 @@ _TARGETS = {
     "value": ("v",),
     "dense": ("o",),
 }
+
+
+def _fused_norms(run: TrainRun, kernels: str, year: int) -> bool:
+    """Whether an RMS norm is one kernel: as stated, where all is fused, and where it is torch's own.
+
+    torch.nn.RMSNorm calls aten::_fused_rms_norm on CUDA since release 2.9 of October 2025, which keeps its
+    input and a reciprocal root a row (tools/autograd/derivatives.yaml); torchtitan's models use it.
+    """
+    if run.fused_norms is not None:
+        return run.fused_norms
+    return kernels != "eager" or (run.framework == "torchtitan" and year >= FUSED_NORM_YEAR)
 
 
 def _reduce_bucket(run: TrainRun, graph: Graph) -> int | None:

@@ -167,7 +167,7 @@ def _deepspeed_live(rank: Rank) -> Line:
 def final_norm_backward(rank: Rank) -> tuple[Line, ...]:
     """What the written-out final RMSNorm holds while its backward runs."""
     recipe, norm = rank.recipe, rank.graph.trunk.final_norm if rank.graph.stacks else None
-    if not rank.vocab or norm is None or recipe.kernels != "eager" or "rmsnorm" not in norm.kind:
+    if not rank.vocab or norm is None or recipe.fused_norms or "rmsnorm" not in norm.kind:
         return ()
     return (
         compute(

@@ -142,6 +142,11 @@ class TrainRun(Spec):
     fused_kernels: Flag = Field(
         default=False, description="norms, rotary and gated MLP in one kernel each (Liger, Apex)"
     )
+    fused_norms: Flag | None = Field(
+        default=None,
+        description="RMS norms keep their input alone, as one kernel does, where the rest is written out;"
+        " unset: in torchtitan since PyTorch 2.9, whose own norms are fused",
+    )
     fused_qkv: Flag = Field(
         default=False,
         description="one matrix gives queries, keys and values whatever the model's own code does (LitGPT)",
