@@ -401,7 +401,13 @@ def test_routed_experts(exchanged: bool) -> None:
     exchange = AllToAll.apply if exchanged else lambda rows: rows
     kept = saved_bytes(lambda x: layer(x, exchange), [*layer.parameters(), x], x)
     routed = act.moe_saved_bytes(
-        top_k=top_k, width=HIDDEN, expert_ffn=ffn, expert_tensors=4, activation_bytes=2, imbalance=1.0
+        top_k=top_k,
+        width=HIDDEN,
+        wide_tensors=2,
+        expert_ffn=ffn,
+        expert_tensors=4,
+        activation_bytes=2,
+        imbalance=1.0,
     )
     router = act.router_saved_bytes(experts=experts, top_k=top_k)
     assert kept == pytest.approx(TOKENS * (routed + router), rel=0.02)

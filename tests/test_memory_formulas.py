@@ -130,8 +130,9 @@ def test_feed_forward() -> None:
 def test_experts() -> None:
     # two experts per token: input and output 8 wide, four tensors 10 wide, 24 bytes of indexes
     rest = {"top_k": 2, "width": 8, "expert_ffn": 10, "expert_tensors": 4, "activation_bytes": 2}
-    assert act.moe_saved_bytes(imbalance=1.0, **rest) == 2 * (16 + 16 + 80 + 24)
-    assert act.moe_saved_bytes(imbalance=1.5, **rest) == 3 * (16 + 16 + 80 + 24)
+    assert act.moe_saved_bytes(imbalance=1.0, wide_tensors=2, **rest) == 2 * (16 + 16 + 80 + 24)
+    assert act.moe_saved_bytes(imbalance=1.0, wide_tensors=1, **rest) == 2 * (16 + 80 + 24)
+    assert act.moe_saved_bytes(imbalance=1.5, wide_tensors=2, **rest) == 3 * (16 + 16 + 80 + 24)
 
 
 def test_router() -> None:

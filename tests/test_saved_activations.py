@@ -322,8 +322,8 @@ EXPERTS = {
     [
         (["moe_act"], 4 * 2 * 512),
         (["shared_experts"], 3 * 2 * 512),
-        # 4 experts' inputs and outputs, gate, up and product, indexes; scores and choices; the shared expert
-        (["moe"], 4 * (2 * 2 * 1024 + 3 * 2 * 512 + 24) + 4 * 16 + 16 * 4 + 3 * 2 * 512),
+        # 4 experts' inputs, gate, up and product, indexes; scores and choices; the shared expert
+        (["moe"], 4 * (2 * 1024 + 3 * 2 * 512 + 24) + 4 * 16 + 16 * 4 + 3 * 2 * 512),
         # q, k and their up-projection with v: 2 x 96 + 64 + 64 of 8 heads
         (["mla_up_proj"], 2 * 8 * (2 * 96 + 64 + 64)),
     ],

@@ -232,17 +232,26 @@ def plain_mlp_saved_bytes(*, ffn: Num, activation_bytes: Num, tensors: Num) -> N
 
 @formula(unit="bytes/token", source=SAVED_TENSORS)
 def moe_saved_bytes(
-    *, top_k: Num, width: Num, expert_ffn: Num, expert_tensors: Num, activation_bytes: Num, imbalance: Num
+    *,
+    top_k: Num,
+    width: Num,
+    wide_tensors: Num,
+    expert_ffn: Num,
+    expert_tensors: Num,
+    activation_bytes: Num,
+    imbalance: Num,
 ) -> Num:
     """Routed experts: every chosen expert's input and output, and what its MLP keeps.
 
+    wide_tensors: 2, or 1 where the router's weight joins inside the MLP and no gradient asks for the output
+    (Megatron-Core since 2659630721 of April 2025, experts.py and token_dispatcher.py; read).
     expert_tensors: 4 written out (7 for gpt-oss, which clamps gate and up), 3 fused or compiled.
     imbalance: the busiest rank's load over the mean.
     """
     return (
         imbalance
         * top_k
-        * (2 * activation_bytes * width + expert_tensors * activation_bytes * expert_ffn + 24)
+        * (wide_tensors * activation_bytes * width + expert_tensors * activation_bytes * expert_ffn + 24)
     )
 
 

@@ -16,6 +16,7 @@ from gpucalc.plan.layout import Adapters, Recipe
 PLAIN_MLP_TENSORS = {"relu": 1, "relu2": 2, "gelu": 2, "gelu_tanh": 2, "gelu_new": 5, "silu": 2}
 # The same for gated experts written out: gpt-oss clamps gate and up and adds one before the product.
 GATED_EXPERT_TENSORS = {"swiglu_clamped": 7}
+WEIGHED_INSIDE_YEAR = 2025  # Megatron-Core weighs experts' results inside their MLP since April
 CHUNK_TOKENS = 256  # tokens per saved state in Mamba-2 and flash-linear-attention kernels
 
 
@@ -315,6 +316,7 @@ def experts_line(ffn: Moe, recipe: Recipe, tensors: int) -> Line:
         act.moe_saved_bytes,
         top_k=ffn.top_k,
         width=ffn.latent or ffn.hidden,
+        wide_tensors=1 if recipe.framework == "megatron" and recipe.year >= WEIGHED_INSIDE_YEAR else 2,
         expert_ffn=ffn.expert_ffn,
         expert_tensors=tensors,
         activation_bytes=recipe.activation_bytes,
