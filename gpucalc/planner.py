@@ -149,6 +149,42 @@ def plan_job(
     )
 
 
+def plan_together(
+    job: ResolvedJob, catalog: Catalog, *, subject: Subject, cluster: Cluster, errors: ErrorTable
+) -> Plan:
+    """The plan of a training run in the best way that uses all the unlike cards of a cluster.
+
+    Raises Infeasible or InputError where there is none.
+    """
+    from gpucalc.mixed import shared_way, way_plan  # fleets of one kind do without
+
+    assert isinstance(job.run, TrainRun)
+    assumptions = tuple(Assumption(d.key, d.value, d.why) for d in job.defaults)
+    run, assumptions = _runnable(job.run, "precision", assumptions, cluster)
+    unstated = {item.key for item in assumptions}
+    if run.micro_batch == "auto":
+        unstated.add("run.micro_batch")
+        run = run.model_copy(update={"micro_batch": 1})
+    # Of the equal layout only what no batch decides is kept: the ways divide the batch themselves.
+    bare = run.model_copy(update={"global_batch": None, "grad_accum": 1})
+    settled, chosen = best_run(subject, bare, cluster, errors)
+    plan = evaluate(
+        subject,
+        settled,
+        cluster,
+        name=job.name,
+        fleet=str(job.fleet),
+        assumptions=with_chosen(assumptions, chosen),
+        notes=job.notes,
+        errors=errors,
+    )
+    settled = settled.model_copy(update={"global_batch": run.global_batch, "grad_accum": run.grad_accum})
+    batch = run.global_batch if isinstance(run.global_batch, int) else plan.layout.global_batch
+    way = shared_way(batch, subject, settled, cluster, errors=errors, unstated=unstated)
+    facts = economics(job.job, catalog, cluster)
+    return way_plan(plan, way, subject, settled, cluster, errors=errors, facts=facts)
+
+
 def _subject(job: ResolvedJob) -> Subject:
     """The model's graph and counts. Raises UnsupportedModel or InputError, of the file the model is from."""
     try:

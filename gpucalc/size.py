@@ -22,6 +22,7 @@ from gpucalc.plan.serve_resolve import BY_LAYERS
 from gpucalc.planner import plan_job
 from gpucalc.size_bounds import beaten, hopeless, peak_rate
 from gpucalc.size_fleets import Kind
+from gpucalc.size_joined import joined, pairs
 from gpucalc.size_offers import LEVEL_ORDER, Offer, Sizing, by_price
 from gpucalc.size_targets import Targets, latencies_asked, misses, run_asked
 from gpucalc.spec.engine import EngineSpec
@@ -53,7 +54,10 @@ def size(
     if network is not None:  # unlike cards are not sized
         network = network.model_copy(update={"one_host": False})
     rent = job.job.costs.usd_per_gpu_hour if job.job.costs is not None else None
+    tried = pairs(kinds) if isinstance(job.run, TrainRun) else ()
+    compared = {kind.gpu.id for pair in tried for kind in pair}
     looked, all_fleets = 0, sum(len(kind.counts) for kind in kinds)
+    all_fleets += sum(len(one.counts) * len(other.counts) for one, other in tried)
     # The quickest cards first: what they reach lets most fleets of slower ones go unplanned.
     for kind in sorted(kinds, key=lambda kind: -peak_rate(kind.gpu)):
         best: Offer | None = None  # of the kind so far
@@ -64,9 +68,10 @@ def size(
             found: Offer | None = None
             try:
                 cluster = kind.cluster(catalog, count, network)
-                reason = hopeless(job.run, subject, cluster, targets, _hourly(kind, cluster, rent)) or beaten(
-                    job.run, subject, cluster, targets, best, offers, _hourly(kind, cluster, rent)
-                )
+                hourly = _hourly(kind, cluster, rent)
+                reason = hopeless(job.run, subject, cluster, targets, hourly)
+                if reason is None and kind.gpu.id not in compared:
+                    reason = beaten(job.run, subject, cluster, targets, best, offers, hourly)
                 if reason is not None:
                     skipped.append((_where(kind, count), reason))
                     continue
@@ -85,6 +90,18 @@ def size(
             if best is None or found.works >= best.works:
                 best = found
         looked += len(kind.counts)
+    alone = {(offer.kind.card, offer.gpus): offer for offer in offers}
+    apart: list[tuple[str, str]] = []
+    for fleet, outcome in joined(
+        job, catalog, subject, tried, targets, errors, alone, rent,
+        progress=lambda number: progress(looked + number, all_fleets) if progress is not None else None,
+    ):  # fmt: skip
+        if isinstance(outcome, Offer):
+            offers.append(outcome)
+            continue
+        skipped.append((fleet.fleet(fleet.gpus), outcome))
+        if fleet.whole:
+            apart.append((fleet.cards(fleet.gpus), outcome))
     offers.sort(key=by_price)
     own = {kind.gpu.id: kind for kind in kinds if kind.own}
     return Sizing(
@@ -96,6 +113,7 @@ def size(
         latencies=latencies_asked(job.run),
         run=run_asked(job.run),
         together="+".join(kind.fleet(kind.most) for kind in own.values()) if len(own) > 1 else None,
+        apart=tuple(apart),
     )
 
 

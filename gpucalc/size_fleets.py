@@ -52,9 +52,18 @@ class Kind:
             count *= 2
         return tuple(found)
 
+    @property
+    def card(self) -> str:
+        """The card that fleets of this kind are of."""
+        return self.gpu.id
+
     def fleet(self, count: int) -> str:
         """The words that plan so many."""
         return f"{count}x{self.gpu.id}"
+
+    def cards(self, count: int) -> str:
+        """The same for a reader."""
+        return f"{count} x {self.gpu.id}"
 
     def cluster(self, catalog: Catalog, count: int, network: NetworkKeys | None = None) -> Cluster:
         """The machine so many are, in the job's network."""
@@ -67,6 +76,39 @@ class Kind:
             "price_per_gpu_hour", self.usd_per_gpu_hour, "USD/h", LineKind.EXACT, source="the fleet file"
         )
         return replace(found, price_per_gpu_hour=own)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Unlike cards of a user's own taken together: so many of each kind, in its default server."""
+
+    parts: tuple[tuple[Kind, int], ...]
+    system: None = None
+
+    @property
+    def gpus(self) -> int:
+        """All of them."""
+        return sum(count for _, count in self.parts)
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are the largest fleets of both kinds."""
+        return all(count == kind.counts[-1] for kind, count in self.parts)
+
+    @property
+    def card(self) -> str:
+        """The cards that such fleets are of."""
+        return "+".join(kind.card for kind, _ in self.parts)
+
+    def fleet(self, count: int) -> str:
+        """The words that plan all of them."""
+        assert count == self.gpus
+        return "+".join(kind.fleet(number) for kind, number in self.parts)
+
+    def cards(self, count: int) -> str:
+        """The same for a reader."""
+        assert count == self.gpus
+        return " + ".join(kind.cards(number) for kind, number in self.parts)
 
 
 def kinds(

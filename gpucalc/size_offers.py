@@ -8,8 +8,8 @@ from typing import Any
 
 from gpucalc.formulas import cost as money
 from gpucalc.line import Line
-from gpucalc.plan.answer import Level, Plan
-from gpucalc.size_fleets import Kind
+from gpucalc.plan.answer import Level, Plan, Split
+from gpucalc.size_fleets import Joined, Kind
 from gpucalc.size_targets import Targets, rate_of, wall_s
 from gpucalc.spec.hardware import Cluster
 
@@ -21,7 +21,7 @@ LEVEL_ORDER = {Level.FITS: 2, Level.MARGINAL: 1, Level.DOES_NOT_FIT: 0}
 class Offer:
     """One fleet: its plan, what it misses on the estimate and at the ends of the error, what it costs."""
 
-    kind: Kind
+    kind: Kind | Joined
     gpus: int
     used: int  # fewer than gpus where the rest stand idle
     plan: Plan
@@ -36,6 +36,11 @@ class Offer:
     def fleet(self) -> str:
         """The words that plan it."""
         return self.kind.fleet(self.gpus)
+
+    @property
+    def way(self) -> Split | None:
+        """How unlike cards share the run; None of one kind."""
+        return self.plan.splits[0] if self.plan.splits else None
 
     @property
     def level(self) -> Level:
@@ -115,7 +120,12 @@ class Offer:
 
     @property
     def holds(self) -> bool:
-        """Whether it still does with memory and time worse by the expected error."""
+        """Whether it still does with memory and time worse by the expected error, where that is known.
+
+        No published run on unlike cards says how far the ways of running on them are off.
+        """
+        if self.way is not None:
+            return False
         return self.level is Level.FITS and not self.missed_far and not self.too_dear(1 + self.error)
 
     @property
@@ -137,7 +147,8 @@ class Sizing:
     skipped: tuple[tuple[str, str], ...]  # fleet, reason
     latencies: tuple[str, ...] = ()  # what the job itself asks of a deployment, in words
     run: tuple[str, ...] = ()  # what is run, in words
-    together: str | None = None  # the user's own unlike cards, each kind of which was sized alone
+    together: str | None = None  # all of the user's own unlike cards, in the words that plan them
+    apart: tuple[tuple[str, str], ...] = ()  # all cards of two of them that are not offered together, why
 
     @property
     def meeting(self) -> tuple[Offer, ...]:
@@ -184,7 +195,7 @@ class Sizing:
         others: dict[str, Offer] = {}
         for offer in sorted((o for o in self.meeting if o.level is best.level), key=by_price):
             if offer.usd_per_gpu_hour is not None and offer.kind != best.kind and by_price(offer)[1] < limit:
-                others.setdefault(offer.kind.gpu.id, offer)
+                others.setdefault(offer.kind.card, offer)
         return tuple(others.values())
 
     @staticmethod

@@ -31,7 +31,7 @@ LAYERS: list[set[str]] = [
     | {"oom", "oom_changes", "oom_message", "oom_tensors"},
     {"catalog_files", "catalog_sanity", "catalog_check", "reference"},
     {"size_fleets", "size_targets"},
-    {"size", "size_bounds", "size_offers"},
+    {"size", "size_bounds", "size_joined", "size_offers"},
     {"report", "probe"},
     {"api"},
     {"commands"},

@@ -14,12 +14,16 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 
 from gpucalc.errors import GpucalcError, Infeasible, InputError
+from gpucalc.formulas import compute as f
 from gpucalc.formulas.rules_machine import batch_share
+from gpucalc.line import Kind, Line, compute
 from gpucalc.mixed.case import LEVELS, Case, fleet_of, order_of
 from gpucalc.mixed.shares import equal, proportional
 from gpucalc.mixed.stages import PIPELINING, pipeline
 from gpucalc.plan.answer import Level, Plan, PoolShare, Split
+from gpucalc.plan.economics import Economics, cost_line, is_long, reliability_line, training_line
 from gpucalc.plan.evaluate import ErrorTable, Subject
+from gpucalc.plan.rates import sample_tokens
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe
 from gpucalc.plan.unlike import micro_batch_s
 from gpucalc.search import plan_best
@@ -31,6 +35,7 @@ Clusters = Callable[[str, int], Cluster]
 # Micro-batches of a rank that the ways are compared at where the job states no batch: enough for
 # shares of one to eight to be whole numbers.
 SHARED_MICRO_BATCHES = 8
+SHARED = (equal, proportional, pipeline)  # ways in which every kind takes part
 EXAMPLE_BATCH = 64
 EXAMPLE_MICRO_BATCH = 8
 
@@ -50,14 +55,12 @@ def splits(
     unstated: keys nobody set. A precision among them is each kind's own best where it is left alone, and
     a micro-batch the best that fits.
     """
-    ordered = replace(cluster, pools=tuple(sorted(cluster.pools, key=lambda pool: (pool.gpu.id, pool.count))))
+    ordered = _ordered(cluster)
     stated = isinstance(run.global_batch, int)
     batch = plan.layout.global_batch * (1 if stated else SHARED_MICRO_BATCHES)
     if "run.micro_batch" in unstated:
         run = run.model_copy(update={"micro_batch": "auto"})
-    found: list[Split] = []
-    for how in (equal, proportional, pipeline):
-        found.append(_best_of(how, subject, run, ordered, errors, batch, stated))
+    found = [_best_of(how, subject, run, ordered, errors, batch, stated) for how in SHARED]
     for left in ordered.pools:
         rest = tuple(pool for pool in ordered.pools if pool is not left)
         if len(rest) == 1:
@@ -68,6 +71,77 @@ def splits(
             found.append(_without(subject, run, ordered, left, errors, batch, stated))
     found.sort(key=lambda split: (LEVELS[split.level], -(split.tokens_per_s or 0.0), split.how, split.fleet))
     return _with_reasons(found)
+
+
+def shared_way(
+    batch: int, subject: Subject, run: TrainRun, cluster: Cluster, *, errors: ErrorTable, unstated: Set[str]
+) -> Split:
+    """The best way of running on all kinds of a mixed cluster at once, by the batch of one plan on it."""
+    stated = isinstance(run.global_batch, int)
+    batch *= 1 if stated else SHARED_MICRO_BATCHES
+    if "run.micro_batch" in unstated:
+        run = run.model_copy(update={"micro_batch": "auto"})
+    ways = [_best_of(how, subject, run, _ordered(cluster), errors, batch, stated) for how in SHARED]
+    return _with_reasons(sorted(ways, key=order_of))[0]
+
+
+def way_plan(
+    plan: Plan,
+    way: Split,
+    subject: Subject,
+    run: TrainRun,
+    cluster: Cluster,
+    *,
+    errors: ErrorTable,
+    facts: Economics,
+) -> Plan:
+    """The plan of a mixed fleet turned into that of one way of running on it.
+
+    The kind with the least to spare gives the verdict; step, rates, failures and cost are the way's.
+    """
+    tight = max(way.parts, key=lambda part: part.needed_bytes / part.capacity_bytes, default=None)
+    if tight is None or way.step_s is None or way.global_batch is None:
+        return replace(plan, time=None, throughput=None, cost=None, reliability=None, splits=(way,))
+    source = f"{tight.gpu} in the way of running called {way.how}"
+    verdict = replace(
+        plan.verdict,
+        level=way.level,
+        needed=Line("needed", tight.needed_bytes, "bytes", Kind.MODELLED, source=source),
+        capacity=Line("capacity", tight.capacity_bytes, "bytes", Kind.MODELLED, source=source),
+        margin_bytes=tight.capacity_bytes - tight.needed_bytes,
+    )
+    step = Line("step", way.step_s, "s", Kind.MODELLED, source=f"all kinds together: {way.how}")
+    tokens = way.global_batch * sample_tokens(subject.graph, plan.recipe)
+    rate = compute("tokens_per_s", f.tokens_per_s, tokens=tokens, step_s=step)
+    rates = compute("throughput", f.samples_per_s, samples=way.global_batch, step_s=step, children=(rate,))
+    training, failures = training_line(run, step, rates), None
+    if is_long(run, cluster):
+        failures = reliability_line(
+            subject.graph, plan.layout, plan.recipe, cluster, facts.failures, step=step, training=training
+        )
+    slowest = max(way.parts, key=lambda part: part.busy_s or 0.0)
+    return replace(
+        plan,
+        verdict=verdict,
+        time=step,
+        throughput=rates,
+        reliability=failures,
+        cost=cost_line(
+            cluster,
+            rate,
+            facts.money,
+            training=training,
+            goodput=failures.child("goodput") if failures is not None else None,
+        ),
+        speed_error=errors.time_error(way.framework),
+        binds=f"the pace of the {slowest.gpu}",
+        splits=(way,),
+    )
+
+
+def _ordered(cluster: Cluster) -> Cluster:
+    """The cluster with its kinds in one order, however they were written."""
+    return replace(cluster, pools=tuple(sorted(cluster.pools, key=lambda pool: (pool.gpu.id, pool.count))))
 
 
 def _case(

@@ -9,6 +9,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpucalc.plan.answer import Level, Plan
+from gpucalc.report.json import record
+from gpucalc.report.mixed import below
 from gpucalc.report.screen import QUIET, clean, columns, grid, heading, indent, whole
 from gpucalc.size_offers import ORDERS, PRICE_SPREAD, Offer, Sizing
 from gpucalc.units import percent, seconds
@@ -41,8 +43,9 @@ def report(found: Sizing, *, every: bool = False, order: str = "price") -> Rende
 def _together(found: Sizing) -> list[RenderableType]:
     if found.together is None or found.task != "train":
         return []
-    text = f"each kind was sized alone: gpucalc plan with --gpus {found.together} compares ways to join them"
-    return [Text(clean(text), QUIET)]
+    lines = [f"not offered, {cards}: {why}" for cards, why in found.apart]
+    lines.append(f"gpucalc plan with --gpus {found.together} compares every way of using them")
+    return [Text(clean(line), QUIET) for line in lines]
 
 
 def _asked(found: Sizing) -> str:
@@ -92,8 +95,10 @@ def _facts(offer: Offer) -> Iterator[str]:
     verdict, plan = offer.plan.verdict, offer.plan
     spare = percent(verdict.margin_bytes / verdict.capacity.value, 0)
     yield f"{_VERDICTS[offer.level]}, {spare} of a GPU to spare; bound by {clean(plan.binds)}"
-    yield _layout(plan)
+    yield _layout(plan) if offer.way is None else f"{offer.way.how}: {next(below(offer.way))}"
     yield f"{_speed(offer)}; {_money(offer)}"
+    if offer.way is not None:
+        yield from (clean(text) for text in offer.cluster.assumptions if " joined by " in text)
     if offer.owned_usd is not None:
         yield f"{_dollars(offer.owned_usd)} on machines of one's own: depreciation and power"
     if (energy := _energy(offer)) is not None:
@@ -157,7 +162,9 @@ def _tonnes(kilograms: float) -> str:
 
 
 def _holds(offer: Offer) -> str:
-    if offer.holds:
+    if offer.way is not None:
+        said = "not surely: no published run on unlike cards tells how far such an estimate is off"
+    elif offer.holds:
         said = "holds at the far end of the expected error"
     elif offer.level is Level.MARGINAL:
         said = "may not fit: the margin is within the expected error of memory"
@@ -257,10 +264,12 @@ def _skipped(found: Sizing) -> Iterator[RenderableType]:
 def _place(offer: Offer) -> str:
     where = "" if offer.kind.system is None else f" in {offer.kind.system}"
     idle = "" if offer.used == offer.gpus else f", {offer.gpus - offer.used} idle"
-    return clean(f"{offer.gpus} x {offer.kind.gpu.id}{where}{idle}")
+    return clean(f"{offer.kind.cards(offer.gpus)}{where}{idle}")
 
 
 def _layout(plan: Plan) -> str:
+    if plan.splits:  # every kind has its own
+        return f"{plan.splits[0].framework}, {plan.splits[0].how}"
     layout, recipe = plan.layout, plan.recipe
     degrees = [
         f"{key} {getattr(layout, key)}" for key in ("tp", "pp", "cp", "ep", "dp") if _above(layout, key)
@@ -298,6 +307,7 @@ def document(found: Sizing) -> dict[str, Any]:
         "as_cheap_if_prices_move": [_where(offer) for offer in found.as_cheap],
         "fleets": [_offer(offer) for offer in found.offers],
         "kinds_together": found.together,
+        "not_joined": [{"fleet": cards, "why": why} for cards, why in found.apart],
         "not_planned": [{"fleet": fleet, "why": why} for fleet, why in found.skipped],
     }
 
@@ -318,6 +328,7 @@ def _offer(offer: Offer) -> dict[str, Any]:
         "headroom_fraction": float(verdict.margin_bytes / verdict.capacity.value),
         "binds": offer.plan.binds,
         "layout": _layout(offer.plan),
+        "way": None if offer.way is None else record(offer.way),
         "tokens_per_s": offer.rate,
         "expected_error_fraction": offer.error if offer.rate is not None else None,
         "wall_s": offer.wall_s(),
