@@ -66,21 +66,22 @@ class _Plans:
         self.catalog = catalog
         self._errors: ErrorTable | None = None
         # The description is kept beside what was made of it, so that its identity stays its own.
-        self._subjects: dict[int, tuple[Any, Subject]] = {}
+        self._subjects: dict[tuple[int, int], tuple[Any, Subject]] = {}
         self._clusters: dict[tuple[str, str | None, NetworkKeys | None], Cluster] = {}
 
     def plan(self, job: ResolvedJob) -> Plan:
         if self._errors is None:
             self._errors = error_table(self.catalog)
-        if id(job.model) not in self._subjects:
-            self._subjects[id(job.model)] = (job.model, Subject.of(job.model))
+        models = (id(job.model), id(job.draft))
+        if models not in self._subjects:
+            self._subjects[models] = ((job.model, job.draft), Subject.of(job.model, job.draft))
         fleet = (str(job.fleet), job.job.system, job.job.network)
         if fleet not in self._clusters:
             self._clusters[fleet] = self.catalog.cluster(job.fleet, job.job.system, network=job.job.network)
         return plan_job(
             job,
             self.catalog,
-            subject=self._subjects[id(job.model)][1],
+            subject=self._subjects[models][1],
             cluster=self._clusters[fleet],
             errors=self._errors,
             advice=False,

@@ -16,7 +16,7 @@ from gpucalc.errors import InputError, UnknownName, nearest
 from gpucalc.jobs_changes import Change, apply_changes, read_change
 from gpucalc.jobs_defaults import TASKS, default_framework, default_run, serve_defaults, train_defaults
 from gpucalc.jobs_found import Found, find
-from gpucalc.jobs_model import model_of
+from gpucalc.jobs_model import draft_of, model_of
 from gpucalc.spec.base import keys_of
 from gpucalc.spec.defaults import Default
 from gpucalc.spec.fleet import GRAMMAR, FleetSpec, parse_fleet
@@ -45,6 +45,7 @@ class ResolvedJob:
     notes: tuple[str, ...]
     where: str
     model_where: str
+    draft: ModelSpec | None = None  # the model that drafts for it
 
     @property
     def fleet(self) -> FleetSpec:
@@ -159,6 +160,10 @@ def _complete(
         if isinstance(job.run, TrainRun)
         else serve_defaults(job.run, model, found.foreign is not None and found.foreign.engine_length)
     )
+    draft = None
+    if isinstance(run, ServeRun) and run.draft_model is not None:
+        draft, said = draft_of(run.draft_model, found, catalog, changes)
+        notes = (*notes, *said)
     return ResolvedJob(
         name=job.name or found.name or model.label,
         job=job.model_copy(update={"run": run}),
@@ -167,6 +172,7 @@ def _complete(
         notes=notes,
         where=found.where,
         model_where=model_where,
+        draft=draft,
     )
 
 

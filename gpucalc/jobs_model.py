@@ -32,6 +32,27 @@ def model_of(
     return model, where, notes
 
 
+def draft_of(
+    words: str, found: Found, catalog: Catalog, changes: Sequence[Change]
+) -> tuple[ModelSpec, tuple[str, ...]]:
+    """The model that drafts, named as any model is, and what is to be said of it. Raises InputError."""
+    flagged = found.flagged or any(change.key == "run.draft_model" for change in changes)
+    try:
+        spec, _, notes, weights = _named_model(words, replace(found, flagged=flagged), catalog)
+    except InputError as error:
+        if error.key != "model":
+            raise
+        raise type(error)(
+            error.problem,
+            where=error.where,
+            key="run.draft_model",
+            given=error.given,
+            legal=error.legal,
+            near=error.near,
+        ) from None
+    return spec if weights is None else spec.model_copy(update={"weights": weights}), notes
+
+
 def _named_model(
     words: Any, found: Found, catalog: Catalog
 ) -> tuple[ModelSpec, str, tuple[str, ...], WeightsSpec | None]:

@@ -199,7 +199,7 @@ def best_layouts(
     run = job.run
     if not isinstance(run, TrainRun):
         raise InputError("only layouts of training runs are searched", where=job.where, key="run.task")
-    subject = Subject.of(job.model)
+    subject = Subject.of(job.model, job.draft)
     cluster = catalog.cluster(job.fleet, job.job.system, network=job.job.network)
     errors = error_table(catalog)
     own, broken = _own(job, catalog, subject, cluster)
@@ -270,7 +270,7 @@ def planned_whole(found: Layouts, job: ResolvedJob, catalog: Catalog) -> Layouts
     A search works out numbers alone; a report that opens them needs the lines they come from. job: the one
     that was searched, on the fleet of the best layout.
     """
-    subject = Subject.of(job.model)
+    subject = Subject.of(job.model, job.draft)
     cluster = catalog.cluster(job.fleet, job.job.system, network=job.job.network)
     errors = error_table(catalog)
 

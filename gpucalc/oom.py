@@ -61,7 +61,7 @@ def diagnose(
     if job is None:
         return Diagnosis(message, message.phase, tuple(_reading(message, None)), (), None, ())
     assert catalog is not None
-    subject = Subject.of(job.model)
+    subject = Subject.of(job.model, job.draft)
     cluster = catalog.cluster(job.fleet, job.job.system, network=job.job.network)
     plan = plan_job(job, catalog, subject=subject, cluster=cluster, advice=False)
     matches = _matches(message, tensors(subject, plan))

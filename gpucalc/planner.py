@@ -188,7 +188,7 @@ def plan_together(
 def _subject(job: ResolvedJob) -> Subject:
     """The model's graph and counts. Raises UnsupportedModel or InputError, of the file the model is from."""
     try:
-        return Subject.of(job.model)
+        return Subject.of(job.model, job.draft)
     except InputError as error:
         raise error.at(job.model_where) from None
 

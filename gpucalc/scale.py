@@ -120,7 +120,7 @@ def scale(job: ResolvedJob, catalog: Catalog, sizes: Sequence[int]) -> Scaling:
     parts = job.fleet.parts
     if len(parts) > 1:
         raise InputError("only a fleet of one GPU kind is scaled", key="gpus", given=str(job.fleet))
-    subject = Subject.of(job.model)
+    subject = Subject.of(job.model, job.draft)
     errors = error_table(catalog)
     own = catalog.cluster(job.fleet, job.job.system, network=job.job.network)
     settled, _ = best_run(subject, run, own, errors)

@@ -46,7 +46,7 @@ def size(
     `progress` is told how many fleets are looked at, of how many.
     """
     job = _at_rate(job, targets)
-    subject = Subject.of(job.model)
+    subject = Subject.of(job.model, job.draft)
     errors = error_table(catalog)
     offers: list[Offer] = []
     skipped: list[tuple[str, str]] = []

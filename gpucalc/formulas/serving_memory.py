@@ -280,6 +280,28 @@ def eager_score_bytes(*, sequences: Num, heads: Num, queries: Num, keys: Num) ->
     return sequences * heads * queries * keys * 8
 
 
+@formula(
+    unit="bytes",
+    source="vllm-project/vllm pull request 24322 (layers of both models in one cache, blocks in common);"
+    " NVIDIA/TensorRT-LLM _torch/pyexecutor/_util.py: bytes of a token of both",
+)
+def joined_token_bytes(*, own_bytes: Num, draft_bytes: Num, layers: Num) -> Num:
+    """Cache of one token and layer where blocks also hold what the model that drafts keeps of it."""
+    return own_bytes + draft_bytes / layers
+
+
+@formula(unit="bytes", source="arithmetic: divided over the tensor group as the model's layers are")
+def draft_head_rank_bytes(*, head_bytes: Num, tp: Num) -> Num:
+    """Weights of a head that drafts, on one GPU."""
+    return head_bytes / tp
+
+
+@formula(unit="bytes", source="sgl-project/sglang srt/speculative: a second cache for as many tokens")
+def draft_cache_bytes(*, tokens: Num, token_bytes: Num) -> Num:
+    """Cache of the model that drafts, where it lies outside the pool."""
+    return tokens * token_bytes
+
+
 # -- pools ----------------------------------------------------------------------------------------
 
 

@@ -96,13 +96,14 @@ class Subject:
     spec: ModelSpec
     graph: Graph
     counts: Counts
+    draft: Subject | None = None  # of the model that drafts for it
     held: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)  # by layout and recipe
 
     @classmethod
-    def of(cls, spec: ModelSpec) -> Subject:
+    def of(cls, spec: ModelSpec, draft: ModelSpec | None = None) -> Subject:
         """The graph and counts of a description. Raises UnsupportedModel or InputError."""
         graph = build_graph(spec)
-        return cls(spec, graph, count(graph))
+        return cls(spec, graph, count(graph), draft=cls.of(draft) if draft is not None else None)
 
 
 def evaluate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 
@@ -51,11 +52,14 @@ def launch_line(
         value = values[flag.key]
         if value is None:
             continue
+        setting = flag.says or flag.key
         if flag.known_at(wanted):
             words.append(flag.flag if value is True else f"{flag.flag} {_text(value)}")
-            said.add(flag.key)
-        elif flag.until is None and flag.key not in said:
-            wanting.append(f"{engine.name} {recipe.version} has no {flag.flag} yet, which {flag.key} needs")
+            said.add(setting)
+        elif flag.until is None and setting not in said:
+            lacking = flag.lacking or f"has no {flag.flag} yet, which {flag.key} needs"
+            wanting.append(f"{engine.name} {recipe.version} {lacking}")
+            said.add(setting)
     command = " ".join(words)
     options = _options({path: values[key] for key, path in launch.options.items()})
     if options is not None and launch.options_flag is not None:
@@ -86,11 +90,14 @@ def _options(stated: Mapping[str, object]) -> str | None:
 def _by_hand(recipe: ServeRecipe, layout: ServeLayout) -> list[str]:
     """What a plan holds that one command cannot say."""
     told = []
-    if recipe.traffic.drafts:
+    drafts = recipe.drafter
+    if recipe.traffic.drafts and drafts is None:
         told.append(
-            "the launch line leaves speculation out, as the draft model is yours to name; its weights and"
-            " cache are not counted"
+            "the launch line leaves speculation out, as what drafts is yours to name (run.draft_model,"
+            " run.draft_head_gib); its weights and cache are not counted"
         )
+    elif drafts is not None and drafts.graph is None:
+        told.append("the launch line leaves the head that drafts out: its checkpoint is yours to name")
     if recipe.traffic.prefill_replicas:
         decoding = layout.replicas - recipe.traffic.prefill_replicas
         told.append(
@@ -106,6 +113,7 @@ def _values(
     """What each flag's setting comes to, None where the engine's own default is meant."""
     slots = recipe.max_num_seqs
     kv = launch.kv_dtypes.get(run.kv_dtype)
+    drafts, named = recipe.traffic.drafts, _draft_names(recipe)
     return {
         "tp": layout.tp if layout.tp > 1 else None,
         "whole_tp": layout.tp * layout.dp if layout.tp * layout.dp > 1 else None,
@@ -130,7 +138,24 @@ def _values(
         "enforce_eager": True if recipe.enforce_eager else None,
         "all_layers": 999,
         "split": "layer" if layout.pp > 1 else None,
+        "draft_model": named and shlex.quote(named[0]),
+        "draft_file": named and f"{shlex.quote(named[1])}.gguf",
+        "draft_settings": named
+        and shlex.quote(json.dumps({"model": named[0], "num_speculative_tokens": drafts})),
+        "draft_type": "DraftTarget" if named else None,
+        "draft_tokens": drafts if named else None,
+        "verified_tokens": drafts + 1 if named else None,
+        "all_draft_layers": 999 if named else None,
     }
+
+
+def _draft_names(recipe: ServeRecipe) -> tuple[str, str] | None:
+    """The checkpoint that drafts and the local file it would be, None where no model does."""
+    found = recipe.drafter
+    if found is None or found.graph is None or found.weights is None:
+        return None
+    file = f"{found.name.rpartition('/')[2]}-{found.weights.name}"
+    return found.published, file
 
 
 def _text(value: object) -> str:

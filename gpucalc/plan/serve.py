@@ -66,7 +66,16 @@ def deploy(
 ) -> Deployment:
     """The memory side of a settled run. Raises Infeasible or InputError."""
     layout, laid = serve_layout(run, subject.graph, gpus=cluster.count)
-    recipe, era, chosen = serve_recipe(run, subject.spec, subject.graph, engine, cluster, layout)
+    draft = subject.draft
+    recipe, era, chosen = serve_recipe(
+        run,
+        subject.spec,
+        subject.graph,
+        engine,
+        cluster,
+        layout,
+        draft=(draft.spec, draft.graph) if draft is not None else None,
+    )
     # Copies of an engine are alike, and fleets of the same card are searched one after another.
     degrees = (layout.tp, layout.pp, layout.dp, layout.ep, layout.decode_context)
     linked = layout.tp == 1 or cluster.nvlink_domain > 1

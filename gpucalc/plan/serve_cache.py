@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpucalc.formulas import serving_memory as mem
 from gpucalc.graph import Attention, StateMixer
@@ -58,6 +58,26 @@ def cache_kinds(stage: Stage, layout: ServeLayout, recipe: ServeRecipe, engine: 
             kind = CacheKind(kind.name, layers, kind.token, kind.fixed, kind.window)
         found[key] = kind
     return list(found.values())
+
+
+def joined(kinds: list[CacheKind], draft: list[CacheKind], *, blocks: bool) -> list[CacheKind]:
+    """A stage's kinds with those of the model that drafts.
+
+    blocks: its keys and values lie in the blocks of the model's layers that see everything; its own windows
+    save nothing there.
+    """
+    own = next((index for index, kind in enumerate(kinds) if kind.name == "full"), None)
+    if not draft or own is None or not blocks:
+        return [*kinds, *draft]
+    kind = kinds[own]
+    token = compute(
+        "per_token",
+        mem.joined_token_bytes,
+        own_bytes=kind.token,
+        draft_bytes=sum(one.layers * float(one.token.value) for one in draft),
+        layers=kind.layers,
+    )
+    return [*kinds[:own], replace(kind, token=token), *kinds[own + 1 :]]
 
 
 _NOTHING = Line("per_request", 0, "bytes", source="all of it grows with the context")

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from gpucalc.formulas import serving_memory as mem
 from gpucalc.graph import Graph, Mlp, Moe
 from gpucalc.line import Kind, Line, compute, total
-from gpucalc.plan.serve_cache import (
-    cache_kinds,
-)
+from gpucalc.plan.serve_cache import CacheKind, cache_kinds, joined
+from gpucalc.plan.serve_draft import alone
 from gpucalc.plan.serve_weights import routed, stage_weights
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe
-from gpucalc.plan.stages import Stage
+from gpucalc.plan.stages import Stage, stages
 from gpucalc.spec.engine import EngineEra
 from gpucalc.spec.hardware import Cluster
 from gpucalc.units import GIB
@@ -56,12 +55,43 @@ class Parts:
         self.graph, self.stage, self.layout, self.recipe = graph, stage, layout, recipe
         self.engine, self.cluster, self.logged = engine, cluster, logged
         self.kinds = cache_kinds(stage, layout, recipe, engine)
+        self.draft = self._draft()
         self.total = logged_line("gpu_memory", logged.total) or cluster.usable_memory()
         self.weights = logged_line("weights", logged.weights) or stage_weights(
             graph, stage, layout, recipe, engine
         )
         self.vocab = graph.head.vocab if graph.head is not None else 0
         self.hidden = graph.trunk.hidden
+        self.draft_weights, self.draft_kinds = self._drafted()
+        if not engine.number("drafts_outside_pool", 0):
+            if self.draft_weights.value and logged.weights is None:
+                self.weights = total("weights", (*self.weights.children, self.draft_weights), unit="bytes")
+            self.kinds = joined(self.kinds, self.draft_kinds, blocks=recipe.engine in ("vllm", "trtllm"))
+
+    def _draft(self) -> Parts | None:
+        """The model that drafts, as far as this GPU holds it; engines with a pool load it on the last."""
+        own = alone(self.layout, self.recipe)
+        if own is None:
+            return None
+        graph, layout, recipe = own
+        parts = stages(graph, pp=layout.pp, vpp=1)
+        index = self.stage.index if layout.pp > 1 else 0
+        if index >= len(parts) or (layout.pp == 1 and not self.stage.last):
+            return None
+        return type(self)(graph, parts[index], layout, recipe, self.engine, self.cluster, NOTHING_LOGGED)
+
+    def _drafted(self) -> tuple[Line, list[CacheKind]]:
+        """Weights of what drafts on this GPU, and what its layers cache."""
+        if self.draft is not None:
+            return replace(self.draft.weights, name="draft_weights"), self.draft.kinds
+        found = self.recipe.drafter
+        if found is None or not found.head_bytes or not self.stage.last:
+            return nothing("draft_weights"), []
+        weights = compute(
+            "draft_weights", mem.draft_head_rank_bytes, head_bytes=found.head_bytes, tp=self.layout.tp
+        )
+        alike = [kind for kind in self.kinds if kind.name == "full"][:1]
+        return weights, [replace(kind, layers=1) for kind in alike]
 
     def activation_peak(self) -> Line:
         """The larger of the two regimes, with what stays allocated through both."""

@@ -13,12 +13,16 @@ from gpucalc.errors import InputError
 from gpucalc.formulas import comm
 from gpucalc.formulas import compute as f
 from gpucalc.formulas import serving_time as g
-from gpucalc.graph import Block, Linear, Mlp, Moe, Shard
+from gpucalc.graph import Block, Graph, Linear, Mlp, Moe, Shard
 from gpucalc.line import Kind, Line, compute, total, value_of, worst_kind
 from gpucalc.plan.serve_attention import Mixers
+from gpucalc.plan.serve_draft import alone
 from gpucalc.plan.serve_rates import Load
+from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe
 from gpucalc.plan.stages import block_linears
+from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.figure import Figure
+from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.version import version_key
 
 # Reads and writes of the residual stream per layer in fused kernels: two norms with their additions,
@@ -59,7 +63,14 @@ class _Pass:
 
 
 class Server(Mixers):
-    """One deployment that computes passes."""
+    """One deployment that computes passes; the model that drafts for it is another one."""
+
+    def __init__(
+        self, graph: Graph, layout: ServeLayout, recipe: ServeRecipe, engine: EngineSpec, cluster: Cluster
+    ) -> None:
+        super().__init__(graph, layout, recipe, engine, cluster)
+        own = alone(layout, recipe)
+        self.drafter = Server(*own, engine, cluster) if own is not None else None
 
     def forward_pass(self, load: Load, name: str = "pass") -> Line:
         """Time of one pass over all stages, the sum of its children."""

@@ -138,7 +138,7 @@ class Pooled(Parts):
         cache = Line("kv_cache", held, "bytes", Kind.MODELLED, formula=pool.formula, inputs=pool.inputs)
         warmup = self.warmup()
         last = max((activation, warmup), key=lambda line: line.value)
-        parts = (*in_use, self.weights, non_torch, graphs, last, cache)
+        parts = (*in_use, self.weights, non_torch, graphs, last, cache, *self._drafted_outside(tokens))
         tree = total(
             "memory",
             tuple(part for part in parts if part.value),
@@ -180,6 +180,15 @@ class Pooled(Parts):
             stage=self.stage.index,
             refusal=refusal,
         )
+
+    def _drafted_outside(self, tokens: Line) -> tuple[Line, ...]:
+        """What drafts, where the pool is made before it is loaded."""
+        if not self.engine.number("drafts_outside_pool", 0) or not self.draft_weights.value:
+            return ()
+        cache = compute(
+            "draft_cache", mem.draft_cache_bytes, tokens=tokens, token_bytes=growing(self.draft_kinds)
+        )
+        return (self.draft_weights, cache)
 
     @staticmethod
     def _outgrows(needed: Line, budget: Line, uncertain: float, over: float, swing: float) -> bool:

@@ -9,6 +9,7 @@ from gpucalc.formulas import serving_memory as mem
 from gpucalc.graph import Graph, Moe
 from gpucalc.plan.answer import Assumption
 from gpucalc.plan.rules import Degrees, broken_rules
+from gpucalc.plan.serve_draft import drafter
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, Traffic
 from gpucalc.plan.weight_formats import DTYPE_BYTES, KV_BYTES, as_gguf, weight_format
 from gpucalc.spec.engine import CardSize, EngineEra, EngineSpec, of_size
@@ -73,7 +74,14 @@ def serve_layout(run: ServeRun, graph: Graph, *, gpus: int) -> tuple[ServeLayout
 
 
 def serve_recipe(
-    run: ServeRun, spec: ModelSpec, graph: Graph, engine: EngineSpec, cluster: Cluster, layout: ServeLayout
+    run: ServeRun,
+    spec: ModelSpec,
+    graph: Graph,
+    engine: EngineSpec,
+    cluster: Cluster,
+    layout: ServeLayout,
+    *,
+    draft: tuple[ModelSpec, Graph] | None = None,
 ) -> tuple[ServeRecipe, EngineEra, tuple[Assumption, ...]]:
     """What the engine is told and what it chooses by itself, and the era of its version."""
     listed: list[Assumption] = []
@@ -143,7 +151,7 @@ def serve_recipe(
         utilization = era.memory_fraction.value
         choose("gpu_memory_utilization", utilization, f"{engine.name}'s own default")
     if engine.id == "sglang" and static is None:
-        static, why = _static_fraction(era, card, layout, cluster, batched, drafts=run.num_speculative_tokens)
+        static, why = _static_fraction(era, card, layout, cluster, batched, run=run)
         choose("mem_fraction_static", static, why)
     recipe = ServeRecipe(
         engine=engine.id,
@@ -170,6 +178,7 @@ def serve_recipe(
         ttft_ms=run.ttft_ms,
         tpot_ms=run.tpot_ms,
         traffic=_traffic(run, layout, choose),
+        drafter=drafter(run, graph, engine, layout, draft, choose),
     )
     return recipe, era, tuple(listed)
 
@@ -202,7 +211,7 @@ def _traffic(run: ServeRun, layout: ServeLayout, choose: Callable[[str, object, 
         )
     drafts = run.num_speculative_tokens or 0
     cost = run.draft_cost
-    if drafts and cost is None:
+    if drafts and cost is None and run.draft_model is None:
         cost = DRAFT_COST
         choose("draft_cost", cost, "a draft head or a small model: about a tenth of a pass of the model")
     return Traffic(
@@ -212,6 +221,15 @@ def _traffic(run: ServeRun, layout: ServeLayout, choose: Callable[[str, object, 
         draft_share=cost or 0.0,
         prefill_replicas=prefill,
     )
+
+
+def _drafting(era: EngineEra, run: ServeRun) -> Figure | None:
+    """What SGLang keeps back for what drafts."""
+    if not run.num_speculative_tokens:
+        return None
+    if run.draft_model is not None and era.reserve_draft_model is not None:
+        return era.reserve_draft_model
+    return era.reserve_drafting
 
 
 def _kv_dtype(run: ServeRun) -> str:
@@ -238,7 +256,7 @@ def _static_fraction(
     cluster: Cluster,
     tokens: int,
     *,
-    drafts: int | None,
+    run: ServeRun,
 ) -> tuple[float, str]:
     """SGLang's own share for weights and cache, and where it comes from."""
     ranks = layout.engine_gpus  # attention in data parallel ranks is a part of SGLang's tensor group
@@ -268,7 +286,7 @@ def _static_fraction(
         ranks=ranks,
         rank_bytes=of((card.reserve_per_rank if card is not None else None) or era.reserve_per_rank),
         least_bytes=of(card.reserve_least if card is not None else None),
-        drafting_bytes=of(era.reserve_drafting) if drafts else 0,
+        drafting_bytes=of(_drafting(era, run)),
     )
     memory = min(_reported(pool.gpu) for pool in cluster.pools)
     fraction = mem.reserved_static_fraction(memory_bytes=memory, reserve_bytes=reserve)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpucalc.formulas import serving_memory as mem
 from gpucalc.graph import Attention
 from gpucalc.line import Kind, Line, compute, total
@@ -14,6 +16,7 @@ from gpucalc.plan.serve_parts import (
     WEIGHTS_ERROR,
     Parts,
     logged_line,
+    nothing,
 )
 from gpucalc.plan.serve_weights import routed
 from gpucalc.plan.serving_layout import ServingMemory
@@ -43,10 +46,13 @@ class Static(Parts):
             buffer = logged_line("activation_peak", self.logged.activation_peak) or self._temporaries(slots)
         outside = self.non_torch()
         others = self.in_use()
-        parts = (others, self.weights, cache, buffer, outside)
+        draft = self._draft_buffer(context)
+        parts = (others, self.weights, cache, buffer, draft, outside)
         tree = total("memory", tuple(part for part in parts if part.value), unit="bytes", kind=Kind.MODELLED)
         whole = Line("gpu_memory", self.total.value, "bytes", self.total.kind, source=self.total.source)
-        left = self.total.value - others.value - self.weights.value - buffer.value - outside.value
+        left = (
+            self.total.value - others.value - self.weights.value - buffer.value - draft.value - outside.value
+        )
         pool = Line("pool", left, "bytes", Kind.MODELLED, note="what weights, buffers and context leave")
         tokens = Line("kv_tokens", context, "tokens", source="the context that was asked for")
         top = max(parts, key=lambda line: line.value).name
@@ -85,6 +91,12 @@ class Static(Parts):
                 each += kept * float(kind.token.value)
             held += kind.layers * each
         return held
+
+    def _draft_buffer(self, context: int) -> Line:
+        """The compute buffer of the model that drafts, which llama.cpp runs in a context of its own."""
+        if not isinstance(self.draft, Static):
+            return nothing("draft_activation_peak")
+        return replace(self.draft._compute_buffer(context), name="draft_activation_peak")
 
     def _temporaries(self, slots: int) -> Line:
         """What whole prompts computed at once hold: the feed-forward part, or attention where larger."""

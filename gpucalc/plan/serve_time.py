@@ -51,6 +51,9 @@ def _prompts(server: Server, computed: float, before: float, beside: Load, arriv
     earlier = (computed - tokens / chunks) / 2 if computed > room else 0.0
     load = replace(beside, chunk=tokens / chunks, before=before + earlier, prompts=together / chunks)
     chunk = server.forward_pass(load, "chunk")
+    if server.drafter is not None:  # it reads the prompt too
+        read = server.drafter.forward_pass(replace(load, requests=0.0, tokens=0.0, context=0.0), "draft")
+        chunk = total("chunk", (*chunk.children, read), unit="s", kind=chunk.kind)
     time = server.chunked("prompt", chunks, chunk)
     return _Prompts(chunk, tokens / chunks, time)
 
@@ -79,8 +82,11 @@ def _steady(
     decode = server.forward_pass(decoding, "decode")
     alone = _prompts(server, computed.value, before, Load()).time
     token = decode
+    draft: Line | None = None
     if traffic.drafts:
-        token = _speculated(decode, traffic)
+        if server.drafter is not None:
+            draft = server.drafter.forward_pass(replace(decoding, tokens=group), "draft")
+        token = _speculated(decode, traffic, draft)
     steady = _Steady(
         running=running,
         group=group,
@@ -106,7 +112,7 @@ def _steady(
         chunk=prompts.tokens,
     )
     if speed.mixes_prefill:
-        mixed = _speculated(prompts.chunk, traffic) if traffic.drafts else prompts.chunk
+        mixed = _speculated(prompts.chunk, traffic, draft) if traffic.drafts else prompts.chunk
         period = compute("tpot", g.mixed_period_s, decode_s=token, mixed_s=mixed, chunk_passes=passes)
         alone_share = max(1 - passes.value, 0.0)
     else:
@@ -149,9 +155,12 @@ def _renamed(line: Line, name: str) -> Line:
     return replace(line, name=name)
 
 
-def _speculated(verify: Line, traffic: Traffic) -> Line:
+def _speculated(verify: Line, traffic: Traffic, draft: Line | None) -> Line:
+    """Time per token. `draft`: a pass of the model that drafts; a share of the model's own where None."""
     accepted = compute("accepted", g.accepted_tokens, acceptance=traffic.acceptance, drafts=traffic.drafts)
-    draft = compute("draft", f.shared_s, whole_s=verify, share=traffic.draft_share)
+    if draft is None:
+        draft = compute("draft", f.shared_s, whole_s=verify, share=traffic.draft_share)
+    drafting = compute("drafting", f.repeated_s, each_s=draft, times=traffic.drafts)
     return compute(
         verify.name,
         g.speculative_period_s,
@@ -159,7 +168,7 @@ def _speculated(verify: Line, traffic: Traffic) -> Line:
         draft_s=draft,
         drafts=traffic.drafts,
         accepted=accepted,
-        children=(verify,),
+        children=(total("verify_and_draft", (verify, drafting), unit="s", kind=verify.kind),),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpucalc.graph import Graph
 from gpucalc.line import Line
 
 
@@ -110,6 +111,23 @@ PLAIN = Traffic()
 
 
 @dataclass(frozen=True, slots=True)
+class Drafter:
+    """What drafts for the model: a model of its own, or a head of so many bytes over the tensor group."""
+
+    name: str  # of the catalogue, or of the file
+    published: str  # the checkpoint's name
+    graph: Graph | None = None
+    weights: WeightFormat | None = None
+    rope_positions: int = 0
+    head_bytes: float = 0.0
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What memory depends on."""
+        return self.name, self.weights.name if self.weights is not None else "", self.head_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ServeRecipe:
     """What an engine is told and what it chose where nobody told it."""
 
@@ -137,6 +155,7 @@ class ServeRecipe:
     ttft_ms: float | None = None  # targets
     tpot_ms: float | None = None
     traffic: Traffic = PLAIN
+    drafter: Drafter | None = None
 
     @property
     def context(self) -> int:
@@ -154,7 +173,7 @@ class ServeRecipe:
             self.engine, self.version, self.weights.name, self.dtype, self.kv_dtype, self.max_model_len,
             self.max_num_seqs, self.max_num_batched_tokens, self.block_size, self.gpu_memory_utilization,
             self.mem_fraction_static, self.enforce_eager, self.in_use_bytes, self.isl, self.osl,
-            self.rope_positions, self.rope_factor,
+            self.rope_positions, self.rope_factor, self.drafter.key if self.drafter is not None else None,
         )  # fmt: skip
 
 

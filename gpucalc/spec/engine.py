@@ -58,7 +58,8 @@ class EngineEra(Spec):
     reserve_per_attention_rank: Figure | None = None  # and request captured, more above 300 requests
     reserve_attention_ranks: Figure | None = None  # where there are several
     reserve_per_rank: Figure | None = None
-    reserve_drafting: Figure | None = None  # with a draft model or head
+    reserve_drafting: Figure | None = None  # with a draft head
+    reserve_draft_model: Figure | None = None  # with a model that drafts
     # The profiled peak of activations: the larger of two regimes.
     sampler_bytes_per_logit: Figure | None = None
     sampler_stream_copies: Figure | None = None  # copies of the residual stream alive while sampling
@@ -94,6 +95,7 @@ class EngineEra(Spec):
     # Engines that allocate for the run at hand.
     micro_batch_tokens: Figure | None = None  # llama.cpp's ubatch
     logit_copies: Figure | None = None  # fp32 logits of a micro-batch
+    drafts_outside_pool: Figure | None = None  # 1: what drafts lies beside weights and cache, in what is kept
     attention_scores: Figure | None = None  # 1: no flash attention until asked for
     prefill_ffn_copies: Figure | None = None  # of the feed-forward width, alive in an unchunked prefill
     prefill_stream_copies: Figure | None = None
@@ -140,12 +142,18 @@ def of_size(table: dict[int, Figure], size: int) -> Figure:
 
 
 class LaunchFlag(Spec):
-    """A flag of the engine's command: the setting it takes, the version it came with and the one it left."""
+    """A flag of the engine's command: the setting it takes, the version it came with and the one it left.
+
+    says: the setting, where flags of other versions say the same another way. lacking: what is to be said of
+    a version without any of them.
+    """
 
     key: str
     flag: str
     since: str = "0"
     until: str | None = None
+    says: str | None = None
+    lacking: str | None = None
 
     def known_at(self, version: tuple[int, ...] | None) -> bool:
         """Whether the command of that version has the flag; a version without numbers is the newest."""
@@ -192,6 +200,7 @@ class EngineSpec(Spec):
     # The least compute capability of NVIDIA's cards that a kind of model needs, where above `hardware`.
     serves_on: dict[str, str] = Field(default_factory=dict)
     serves_source: tuple[str, ...] = ()
+    draft_vocab_difference: int = 0  # words that a model that drafts may have more or less
     eras: tuple[EngineEra, ...] = Field(min_length=1)
     speed: EngineSpeed | None = None
     launch: tuple[Launch, ...] = ()  # from the oldest version to the newest

@@ -55,7 +55,9 @@ SERVE_KEYS: dict[str, tuple[str, ...]] = {
     "block_size": ("vllm", "trtllm"),
     "request_rate": ("vllm", "sglang", "trtllm"),
     "prefix_hit_rate": ("vllm", "sglang", "trtllm"),
-    "num_speculative_tokens": ("vllm", "sglang", "trtllm"),
+    "num_speculative_tokens": ("vllm", "sglang", "trtllm", "llamacpp"),
+    "draft_model": ("vllm", "sglang", "trtllm", "llamacpp"),
+    "draft_head_gib": ("vllm", "sglang", "trtllm"),
     "prefill_replicas": ("vllm", "sglang", "trtllm"),
 }
 _IDLE: tuple[Any, ...] = (None, 1, 0, False, "none", "even")

@@ -76,6 +76,12 @@ class ServeRun(Spec):
     acceptance_rate: Annotated[float, real(0, 1, "a share above 0, at most 1")] | None = Field(
         default=None, description="probability that a drafted token is accepted, those before it being so"
     )
+    draft_model: str | None = Field(
+        default=None, description="smaller model that drafts: a catalogue id or a path, as of model"
+    )
+    draft_head_gib: Annotated[float, real(0, 1e4, "GiB above 0")] | None = Field(
+        default=None, description="weights of a head that drafts (EAGLE, MTP), over the tensor group"
+    )
     draft_cost: Annotated[float, real(0, 1, "a share above 0, at most 1")] | None = Field(
         default=None, description="time of one draft pass over that of a pass of the model"
     )
@@ -103,8 +109,13 @@ class ServeRun(Spec):
                 "num_speculative_tokens and acceptance_rate say together what speculation brings",
                 legal="both, or neither",
             )
-        if self.draft_cost is not None and self.num_speculative_tokens is None:
-            raise refuse("draft_cost says nothing without num_speculative_tokens", legal="both, or neither")
+        for key in ("draft_cost", "draft_model", "draft_head_gib"):
+            if getattr(self, key) is not None and self.num_speculative_tokens is None:
+                raise refuse(f"{key} says nothing without num_speculative_tokens", legal="both, or neither")
+        if self.draft_model is not None and self.draft_head_gib is not None:
+            raise refuse("draft_model and draft_head_gib each say what drafts", legal="one of the two")
+        if self.draft_model is not None and self.draft_cost is not None:
+            raise refuse("draft_cost is worked out from draft_model", legal="one of the two")
         return self
 
     @classmethod
