@@ -67,6 +67,9 @@ class Size:
 
     gpus: int
     option: Option | None  # None: no layout is legal, or none fits
+    usd_per_gpu_hour: float | None = None  # None: no price is known
+    kilowatts_per_gpu: float | None = None  # from the grid, hosts and cooling in it; None: not known
+    sample_tokens: int = 1  # samples of models that read none
 
     @property
     def gpu_s_per_sample(self) -> float | None:
@@ -74,6 +77,29 @@ class Size:
         if self.option is None or not self.option.samples_per_s:
             return None
         return self.gpus / self.option.samples_per_s
+
+    @property
+    def gpu_hour_known(self) -> bool:
+        """Whether the money or the energy of a GPU-hour is known."""
+        return self.usd_per_gpu_hour is not None or self.kilowatts_per_gpu is not None
+
+    @property
+    def usd_per_million(self) -> float | None:
+        """Rental of a million tokens, samples of models that read none; without what failures take."""
+        return self._per_million(self.usd_per_gpu_hour)
+
+    @property
+    def kwh_per_million(self) -> float | None:
+        """Energy of them."""
+        return self._per_million(self.kilowatts_per_gpu)
+
+    def _per_million(self, of_gpu_hour: float | None) -> float | None:
+        paid = self.gpu_s_per_sample
+        return (
+            None
+            if paid is None or of_gpu_hour is None
+            else 1e6 * paid / 3600 * of_gpu_hour / self.sample_tokens
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +188,8 @@ class Layouts:
                     "gpus": size.gpus,
                     "best": None if size.option is None else size.option.document(),
                     "gpu_s_per_sample": size.gpu_s_per_sample,
+                    "usd_per_million_tokens": size.usd_per_million,
+                    "kwh_per_million_tokens": size.kwh_per_million,
                 }
                 for size in self.sizes
             ],
@@ -255,7 +283,7 @@ def best_layouts(
         own_states_dp=isinstance(run.dp, int),
         states_batch=isinstance(run.global_batch, int),
         accumulates=run.grad_accum is not None,
-        sizes=tuple(sizes) if rank != "time" else (),
+        sizes=_paid(sizes, plan) if rank != "time" else (),
         legal=sum(item[3].legal for item in explored),
         fitting=sum(item[3].fitting for item in explored),
         timed=sum(item[3].timed for item in explored),
@@ -285,6 +313,22 @@ def planned_whole(found: Layouts, job: ResolvedJob, catalog: Catalog) -> Layouts
         found,
         options=tuple(whole(option) for option in found.options),
         front=tuple(whole(option) for option in found.front),
+    )
+
+
+def _paid(sizes: Iterable[Size], best: Plan) -> tuple[Size, ...]:
+    """The sizes with what a GPU-hour costs in money and energy, as the plan of the best has it."""
+    if best.cost is None or best.throughput is None:
+        return tuple(sizes)
+    lines = {line.name: line for line in best.cost.children}
+    money, energy = lines.get("rental"), lines.get("energy")
+    watts = None if energy is None else float(energy.inputs["power_w"].value * energy.inputs["pue"].value)
+    tokens = best.throughput.child("tokens_per_s").value / best.throughput.value
+    price = None if money is None else float(money.inputs["usd_per_gpu_hour"].value)
+    drawn = None if watts is None else watts / 1000 / best.gpus
+    return tuple(
+        replace(size, usd_per_gpu_hour=price, kilowatts_per_gpu=drawn, sample_tokens=round(float(tokens)))
+        for size in sizes
     )
 
 

@@ -13,13 +13,12 @@ from gpucalc.plan.answer import Level, Plan
 from gpucalc.spec.run_values import MAX_TOKENS
 from gpucalc.spec.serve_run import ServeRun
 from gpucalc.spec.train_run import TrainRun
-from gpucalc.units import seconds
+from gpucalc.units import parse_count, seconds
 
 HOUR_S = 3600.0
 _UNITS_S = {"s": 1.0, "min": 60.0, "h": HOUR_S, "d": 24 * HOUR_S, "w": 7 * 24 * HOUR_S}
 _WORDS = {"seconds": "s", "second": "s", "minutes": "min", "minute": "min", "hours": "h", "hour": "h"}
 _WORDS |= {"days": "d", "day": "d", "weeks": "w", "week": "w"}
-_SCALES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]{1,3})?)\s*([a-z]*)", re.IGNORECASE)
 
 
@@ -111,11 +110,11 @@ def parse_duration(text: str, where: str) -> float:
 
 
 def _count(text: str, where: str) -> float:
-    match = _AMOUNT.fullmatch(text.strip())
-    if match is None or match[2].lower() not in _SCALES or not 0 < float(match[1]) < math.inf:
+    value = parse_count(text)
+    if value is None or not 0 < value < math.inf:
         legal = "a number, which may end in k, M, B or T: 15T, 1.5e12"
         raise InputError("is not a count", where=where, given=text, legal=legal)
-    return float(match[1]) * _SCALES[match[2].lower()]
+    return value
 
 
 # -- what a plan reaches --------------------------------------------------------------------------

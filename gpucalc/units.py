@@ -55,6 +55,16 @@ CATALOGUE_UNITS: dict[str, tuple[str, float]] = {
 }
 
 
+_THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_COUNT = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]{1,3})?)\s*([kmbt]?)", re.IGNORECASE)
+
+
+def parse_count(text: str) -> float | None:
+    """The number in words such as 15T, 1.5e12 or 300 B; None for what is none."""
+    match = _COUNT.fullmatch(text.strip())
+    return None if match is None else float(match[1]) * _THOUSANDS[match[2].lower()]
+
+
 SIZES = "a number and one of B KB MB GB TB KiB MiB GiB TiB, such as 80GB"
 
 

@@ -73,6 +73,14 @@ def test_sizes_are_positive_whole_and_sane(key: str, value: object, words: str) 
     assert "legal: a whole number from 1 to " in message
 
 
+@pytest.mark.parametrize(
+    ("words", "tokens"), [("15T", 15 * 10**12), ("1.5 b", 1_500_000_000), ("300M", 3 * 10**8)]
+)
+def test_a_token_budget_may_end_in_its_thousands(words: str, tokens: int) -> None:
+    assert TrainRun.read({**TRAIN, "tokens": words}).tokens == tokens
+    assert "15T" in problem({**TRAIN, "tokens": "15X"})
+
+
 def test_a_number_may_be_written_with_an_exponent() -> None:
     run = read({**TRAIN, "tokens": 1e9, "seq_len": 1e4}).run
     assert isinstance(run, TrainRun)

@@ -84,6 +84,15 @@ def test_rankings_look_at_smaller_fleets() -> None:
     cheapest = best_layouts(job_of(), CATALOG, held=HELD, rank="cost")
     paid = {size.gpus: size.gpu_s_per_sample for size in cheapest.sizes if size.gpu_s_per_sample}
     assert paid[cheapest.best.gpus] == min(paid.values())
+    # What a million tokens cost on the best is what its plan says, failures apart.
+    best = next(size for size in cheapest.sizes if size.gpus == cheapest.best.gpus)
+    assert cheapest.best.cost is not None
+    told = {line.name: line for line in cheapest.best.cost.children}
+    assert best.usd_per_million == pytest.approx(told["rental_per_million_tokens"].value, rel=0.02)
+    tokens = cheapest.best.throughput.child("tokens_per_s").value  # type: ignore[union-attr]
+    per_million = told["energy"].value / (told["gpu_hours"].value / best.gpus * 3600 * tokens) * 1e6
+    assert best.kwh_per_million == pytest.approx(per_million)
+    assert "of a million tokens" in render(report(cheapest, "gpucalc plan JOB"))
 
 
 def test_errors_name_what_is_wrong() -> None:

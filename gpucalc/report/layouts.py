@@ -48,6 +48,9 @@ def report(found: Layouts, command: str) -> RenderableType:
         parts.append(indent(_table(found.front, None)))
     if found.sizes:
         parts += [Text(), heading("Fewer of the same GPUs"), indent(_sizes(found.sizes))]
+        per = "samples" if all(size.sample_tokens == 1 for size in found.sizes) else "tokens"
+        if any(size.gpu_hour_known for size in found.sizes):
+            parts.append(indent(Text(f"/M: of a million {per}, without what failures take", QUIET)))
     if any(row.level is Level.MARGINAL for row in (*found.options, *found.front)):
         parts += [Text(), Text("~ marginal: fits or not within the expected error of memory", QUIET)]
     return Group(*parts, Text(), *_again(found, command))
@@ -161,18 +164,24 @@ def _lost(value: float) -> str:
 
 
 def _sizes(sizes: Sequence[Size]) -> RenderableType:
-    table = columns("GPUs", "step", "samples/s", "GPU-s a sample", "memory", right=range(5), whole=range(5))
+    heads = ["GPUs", "step", "samples/s", "memory", "GPU-s a sample"]
+    priced = any(size.usd_per_million is not None for size in sizes)
+    powered = any(size.kwh_per_million is not None for size in sizes)
+    heads += ["$/M"] * priced + ["kWh/M"] * powered
+    table = columns(*heads, right=range(len(heads)), whole=range(len(heads)))
     for size in sizes:
         option = size.option
         if option is None or option.step_s is None or option.samples_per_s is None:
-            table.add_row(whole(size.gpus), "fits no layout")
+            table.add_row(whole(size.gpus), "no layout")
             continue
         table.add_row(
             whole(size.gpus),
             units.seconds(option.step_s),
             whole(option.samples_per_s),
-            f"{size.gpu_s_per_sample or 0:.4g}",
             units.gib(option.needed_bytes),
+            f"{size.gpu_s_per_sample or 0:.4g}",
+            *([f"{size.usd_per_million or 0:.4g}"] if priced else []),
+            *([f"{size.kwh_per_million or 0:.4g}"] if powered else []),
         )
     return table
 

@@ -171,6 +171,7 @@ def _search(level: _Schema) -> _Schema:
         }
     )
     size = {"gpus": _WHOLE, "best": _maybe(option), "gpu_s_per_sample": _maybe(_NUMBER)}
+    size |= {f"{unit}_per_million_tokens": _maybe(_NUMBER) for unit in ("usd", "kwh")}
     return _object(
         {
             "ranked_by": _TEXT,

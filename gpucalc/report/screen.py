@@ -67,7 +67,7 @@ def quantity(value: Any, unit: str) -> str:
         case "parameters":
             return f"{units.count(value)} parameters"
         case "USD":
-            return f"${value:,.2f}"
+            return dollars(value)
         case "USD/h":
             return f"${value:,.2f}/h"
         case "USD per 1e6 tokens":
@@ -80,6 +80,11 @@ def quantity(value: Any, unit: str) -> str:
             return f"{value:.0f}"
         case _:
             return f"{whole(value)} {clean(unit)}"
+
+
+def dollars(value: float) -> str:
+    """Money, in cents while they matter."""
+    return f"${value:,.2f}" if abs(value) < 1000 else f"${value:,.0f}"
 
 
 def _bytes(value: float) -> str:

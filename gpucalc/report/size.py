@@ -11,7 +11,7 @@ from rich.text import Text
 from gpucalc.plan.answer import Level, Plan
 from gpucalc.report.json import record
 from gpucalc.report.mixed import below
-from gpucalc.report.screen import QUIET, clean, columns, grid, heading, indent, whole
+from gpucalc.report.screen import QUIET, clean, columns, dollars, grid, heading, indent, whole
 from gpucalc.size_offers import ORDERS, PRICE_SPREAD, Offer, Sizing
 from gpucalc.units import percent, seconds
 
@@ -60,9 +60,9 @@ def _asked(found: Sizing) -> str:
     if targets.requests_per_s is not None:
         asked.append(f"{targets.requests_per_s:g} requests/s")
     if targets.budget_usd is not None:
-        asked.append(f"for at most {_dollars(targets.budget_usd)}")
+        asked.append(f"for at most {dollars(targets.budget_usd)}")
     if targets.usd_per_hour is not None:
-        asked.append(f"at most {_dollars(targets.usd_per_hour)} an hour")
+        asked.append(f"at most {dollars(targets.usd_per_hour)} an hour")
     asked += found.latencies
     return "asked: " + (", ".join(asked) or "that it fits")
 
@@ -100,7 +100,7 @@ def _facts(offer: Offer) -> Iterator[str]:
     if offer.way is not None:
         yield from (clean(text) for text in offer.cluster.assumptions if " joined by " in text)
     if offer.owned_usd is not None:
-        yield f"{_dollars(offer.owned_usd)} on machines of one's own: depreciation and power"
+        yield f"{dollars(offer.owned_usd)} on machines of one's own: depreciation and power"
     if (energy := _energy(offer)) is not None:
         yield energy
     yield _holds(offer)
@@ -130,14 +130,14 @@ def _unit(offer: Offer) -> str:
 def _money(offer: Offer) -> str:
     if offer.usd_per_hour is None:
         return NO_PRICE
-    said = f"{_dollars(offer.usd_per_hour)}/h"
+    said = f"{dollars(offer.usd_per_hour)}/h"
     total = offer.total_usd()
     if total is None:
         return said
     low, high = offer.total_usd(1, 1 - PRICE_SPREAD), offer.total_usd(1, 1 + PRICE_SPREAD)
     return (
-        f"{said}, {_dollars(total)} in all"
-        f" ({_dollars(low or 0.0)} to {_dollars(high or 0.0)} with prices ± 20 %)"
+        f"{said}, {dollars(total)} in all"
+        f" ({dollars(low or 0.0)} to {dollars(high or 0.0)} with prices ± 20 %)"
     )
 
 
@@ -169,7 +169,7 @@ def _holds(offer: Offer) -> str:
     elif offer.level is Level.MARGINAL:
         said = "may not fit: the margin is within the expected error of memory"
     else:
-        why = "; ".join(offer.missed_far) or f"costs {_dollars(offer.total_usd(1 + offer.error) or 0.0)}"
+        why = "; ".join(offer.missed_far) or f"costs {dollars(offer.total_usd(1 + offer.error) or 0.0)}"
         said = f"not at the far end of the expected error: {why}"
     if offer.targets.asks_money and offer.too_dear(1, 1 + PRICE_SPREAD):
         said += "; not with prices 20 % up"
@@ -283,10 +283,6 @@ def _layout(plan: Plan) -> str:
 
 def _above(layout: Any, key: str) -> bool:
     return bool(getattr(layout, key, 1) > 1)
-
-
-def _dollars(value: float) -> str:
-    return f"${value:,.2f}" if value < 1000 else f"${value:,.0f}"
 
 
 # -- for programs ---------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from gpucalc.errors import nearest
 from gpucalc.spec.base import refuse
+from gpucalc.units import parse_count
 
 MAX_DEGREE = 2**17  # ranks along one parallel axis
 MAX_TOKENS_PER_SEQUENCE = 2**27
@@ -82,11 +83,15 @@ _QUANTS = (
 )  # fmt: skip
 
 
-def whole(limit: int, *, least: int = 1, auto: bool = False) -> BeforeValidator:
-    """A check for whole numbers between two limits."""
+def whole(limit: int, *, least: int = 1, auto: bool = False, worded: bool = False) -> BeforeValidator:
+    """A check for whole numbers between two limits; worded: which may end in k, M, B or T."""
     legal = f"a whole number from {least:,} to {limit:,}" + (", or auto" if auto else "")
+    if worded:
+        legal += ", which may end in k, M, B or T: 15T"
 
     def check(value: Any) -> Any:
+        if worded and isinstance(value, str) and value.strip()[-1:].isalpha():
+            value = parse_count(value) or value
         if auto and value == "auto":
             return value
         if type(value) is float and value.is_integer():
@@ -100,6 +105,7 @@ def whole(limit: int, *, least: int = 1, auto: bool = False) -> BeforeValidator:
 
 def real(low: float, high: float, words: str) -> BeforeValidator:
     """A check for numbers above `low`, at most `high`; `words` say so to the user."""
+
     def check(value: Any) -> Any:
         if type(value) not in (int, float) or not low < value <= high:
             raise refuse(_wrong_number(value), legal=words)

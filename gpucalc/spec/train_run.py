@@ -267,7 +267,9 @@ class TrainRun(Spec):
     memory_in_use_gib: Annotated[float, real(0, 1e6, "GiB above 0")] | None = Field(
         default=None, description="memory the display and other processes hold on each card"
     )
-    tokens: Annotated[int, whole(MAX_TOKENS)] | None = Field(default=None, description="training budget")
+    tokens: Annotated[int, whole(MAX_TOKENS, worded=True)] | None = Field(
+        default=None, description="training budget; may end in k, M, B or T: 15T"
+    )
     precision_detail: str | None = Field(
         default=None, description="the source's own words; kept for the record"
     )
