@@ -352,6 +352,7 @@ def test_runtime() -> None:
     )
     assert mem.cuda_context_bytes(context_bytes=512 * MIB) == 536_870_912
     # two groups x 16 channels x 8 MiB
+    assert mem.nccl_exchange_buffer_bytes(peers=7, peer_channels=32, channel_bytes=12 * MIB) == 2688 * MIB
     assert mem.nccl_buffer_bytes(communicators=2, channels=16, channel_bytes=8 * MIB) == 256 * MIB
     assert mem.cublas_workspace_bytes(workspace_bytes=32 * MIB, handles=2) == 64 * MIB
 

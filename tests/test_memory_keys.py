@@ -134,7 +134,7 @@ def test_three_meters_show_three_numbers() -> None:
     assert meters(Line("memory", 1.0, "bytes")) is None
 
 
-def test_deepspeed_opens_more_communicators() -> None:
+def test_frameworks_open_more_communicators() -> None:
     spec = {**SPEC, "tied_embeddings": True}
 
     def opened(framework: str, gpus: int = 16, **run: int) -> list[int]:
@@ -145,7 +145,12 @@ def test_deepspeed_opens_more_communicators() -> None:
         tree = memory_peak(graph, layout, resolve_recipe(settled, graph), hopper_or_later=True).tree
         return [stage.children[0].child("nccl_buffers").inputs["communicators"] for stage in tree.children]
 
-    assert opened("megatron", tp=2) == [3, 3, 3, 3]  # data, tensor, pipeline
+    # data, tensor, pipeline; all ranks twice, for barriers and norms; the ends' tied table
+    assert opened("megatron", tp=2) == [3 + 2 + 1, 3 + 2, 3 + 2, 3 + 2 + 1]
+    assert opened("megatron", tp=2, zero_stage=0) == [3 + 2 + 1, 3 + 2, 3 + 2, 3 + 2 + 1]
+    assert opened("megatron", pp=1) == [1 + 2]
+    assert opened("megatron", pp=1, zero_stage=0) == [1 + 1]  # norms ask tensor and pipeline ranks
+    assert opened("torchtitan", pp=1, zero_stage=3) == [1 + 1]  # the loss has a mesh of its own
     # all ranks, tensor x pipeline, neighbours (one at the ends, two between), and the ends' tied table
     assert opened("deepspeed", tp=2) == [3 + 1 + 1 + 1 + 1, 3 + 1 + 1 + 2, 3 + 1 + 1 + 2, 3 + 1 + 1 + 1 + 1]
     assert opened("deepspeed") == [2 + 1 + 1 + 1, 2 + 1 + 2, 2 + 1 + 2, 2 + 1 + 1 + 1]
@@ -412,3 +417,21 @@ def test_bf16_of_old_deepspeed_casts_one_gradient_at_a_time() -> None:
     cast = phases(2, **old, grad_accum=2)["backward"].child("cast_gradient")
     assert cast.value == 4 * VOCAB * HIDDEN  # the table's
     assert "cast_gradient" not in names(phases(2, framework="deepspeed", zero_stage=1)["backward"])
+
+
+def test_tokens_for_experts_take_buffers_of_their_own() -> None:
+    moe = {"experts": 8, "top_k": 2, "expert_ffn": 256}
+    graph = build_graph(ModelSpec.read({**SPEC, "architecture": "mixtral", "moe": moe}))
+
+    def buffers(**run: Any) -> float:
+        base = {"framework": "megatron", "seq_len": 256, "micro_batch": 1, "ep": 8, "precision": "bf16"}
+        settled, _ = settle(TrainRun.read({**base, **run}))
+        layout, _ = resolve_layout(settled, graph, gpus=8)
+        tree = memory_peak(graph, layout, resolve_recipe(settled, graph), hopper_or_later=True).tree
+        found = {line.name: line.value for line in tree.children[0].children[0].children}
+        return float(found.get("nccl_exchange_buffers", 0))
+
+    assert buffers() == 7 * 32 * 12 * 2**20
+    assert buffers(ep=2) == 32 * 12 * 2**20
+    assert buffers(ep=1) == 0
+    assert buffers(moe_dispatcher="deepep") == 0

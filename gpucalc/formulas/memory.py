@@ -362,6 +362,16 @@ def nccl_buffer_bytes(*, communicators: Num, channels: Num, channel_bytes: Num) 
 
 
 @formula(
+    unit="bytes",
+    source="NCCL issue 1685: the first all-to-all of 8 H100 took 3.3 GB, in blocks of 10 and 2 MiB; this"
+    " gives 2.8",
+)
+def nccl_exchange_buffer_bytes(*, peers: Num, peer_channels: Num, channel_bytes: Num) -> Num:
+    """Buffers of an all-to-all, which connects every pair of ranks: peers x channels each."""
+    return peers * peer_channels * channel_bytes
+
+
+@formula(
     unit="bytes", source="pytorch pull request 120925: 8,519,680 bytes before Hopper, 32 MiB from Hopper on"
 )
 def cublas_workspace_bytes(*, workspace_bytes: Num, handles: Num) -> Num:

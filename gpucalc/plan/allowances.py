@@ -86,6 +86,22 @@ NCCL_CHANNEL_BYTES = {
     ),
 }
 
+# An all-to-all connects every pair of ranks, over many channels where they share NVLink.
+NCCL_PEER_CHANNELS = Line(
+    "nccl_peer_channels",
+    32,
+    "count",
+    Kind.MEASURED,
+    source="NCCL issue 1685: 32 channels for every pair of 8 H100",
+)
+NCCL_PEER_CHANNEL_BYTES = Line(
+    "nccl_peer_channel_bytes",
+    12 * MIB,
+    "bytes",
+    Kind.MEASURED,
+    source="NCCL issue 1685: a block of 10 and one of 2 MiB",
+)
+
 CUBLAS_WORKSPACE = {
     "before_hopper": Line(
         "cublas_workspace_bytes",

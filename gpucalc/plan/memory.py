@@ -19,6 +19,7 @@ from gpucalc.graph import Graph
 from gpucalc.line import Line, choose, compute, largest, total
 from gpucalc.num import Num, is_scalar, maximum, present, where
 from gpucalc.plan import allowances, engine_state, kept, model_state, transients
+from gpucalc.plan.communicators import communicators, token_peers
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.rank import Rank
 from gpucalc.plan.stages import Stage, held_stages
@@ -293,12 +294,7 @@ def _phase(rank: Rank, name: str, parts: tuple[Line, ...]) -> Line:
 
 def _beside(rank: Rank) -> tuple[Line, ...]:
     """cuBLAS's workspace, which torch allocates, and what it does not: CUDA's context, NCCL's buffers."""
-    layout = rank.layout
-    communicators, group = 0, 1
-    for size in (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep):
-        communicators, group = communicators + where(size > 1, 1, 0), maximum(group, size)
-    if rank.recipe.framework == "deepspeed":
-        communicators = communicators + _deepspeed_communicators(rank)
+    opened, group = communicators(rank)
     return (
         compute(
             "cublas_workspace",
@@ -320,27 +316,27 @@ def _beside(rank: Rank) -> tuple[Line, ...]:
         compute(
             "nccl_buffers",
             mem.nccl_buffer_bytes,
-            communicators=communicators,
+            communicators=opened,
             channels=allowances.NCCL_CHANNELS["nvlink" if rank.nvlink else "pcie"],
             channel_bytes=choose(
                 group > 2, allowances.NCCL_CHANNEL_BYTES["group"], allowances.NCCL_CHANNEL_BYTES["pair"]
             ),
         ),
+        *_exchange(rank),
     )
 
 
-def _deepspeed_communicators(rank: Rank) -> Num:
-    """What DeepSpeed opens beside a communicator a dimension, each at its first use.
-
-    All ranks, for barriers: its data-parallel group is another (utils/groups.py, _clone_world_group). Under
-    pipeline parallelism tensor and pipeline ranks together (norms); one with every neighbouring stage, as
-    activations are sent between two ranks; the two ends, which reduce a tied table (runtime/pipe: engine.py,
-    p2p.py, topology.py).
-    """
-    layout, stage, head = rank.layout, rank.stage, rank.graph.head
-    world = where(layout.world > 1, 1, 0)
-    if layout.pp == 1:
-        return world
-    ends = int(stage.first) + int(stage.last)
-    tied = int(ends > 0 and head is not None and head.tied)
-    return world + where(layout.tp > 1, 1, 0) + 2 - ends + tied
+def _exchange(rank: Rank) -> tuple[Line, ...]:
+    """Buffers through which tokens reach experts on other ranks."""
+    peers = token_peers(rank)
+    if not present(peers):
+        return ()
+    return (
+        compute(
+            "nccl_exchange_buffers",
+            mem.nccl_exchange_buffer_bytes,
+            peers=peers,
+            peer_channels=allowances.NCCL_PEER_CHANNELS,
+            channel_bytes=allowances.NCCL_PEER_CHANNEL_BYTES,
+        ),
+    )

@@ -37,6 +37,7 @@ _COLOURS = {
     "cuda_context": "g1",
     "non_torch": "g1",
     "nccl_buffers": "g2",
+    "nccl_exchange_buffers": "g2",
     "pre_existing": "g2",
 }
 
