@@ -407,6 +407,30 @@ def test_flags_newer_than_the_version_are_left_out() -> None:
     assert "--decode-context-parallel-size 8" in (new.launch or "")
 
 
+def test_mxfp4_holds_the_experts_of_a_model_that_has_them_and_every_matrix_of_another() -> None:
+    dense = served("llama-3.1-8b", "1xh100-sxm-80gb", "run.quant=mxfp4")
+    # 8.03B less 2 x 0.525B of tables in 4.25 bits, those in 16; rotary tables beside them
+    assert dense.memory.child("weights").value / 1e9 == pytest.approx(
+        6.98 * 4.25 / 8 + 1.05 * 2 + 0.034, rel=0.01
+    )
+    published = served("gpt-oss-20b", "1xh100-sxm-80gb")
+    stated = served("gpt-oss-20b", "1xh100-sxm-80gb", "run.quant=mxfp4")
+    assert stated.memory.child("weights").value == published.memory.child("weights").value
+
+
+@pytest.mark.parametrize(
+    ("engine", "quant", "said"),
+    [
+        ("trtllm", "q4_k_m", "reads no GGUF files"),
+        ("trtllm", "nf4", "reads no bitsandbytes checkpoints"),
+        ("hf", "q4_k_m", "widens GGUF files as it loads them"),
+    ],
+)
+def test_formats_an_engine_does_not_read_are_refused(engine: str, quant: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        served("llama-3.1-8b", "1xh100-sxm-80gb", f"run.framework={engine}", f"run.quant={quant}")
+
+
 def test_a_quantised_checkpoint_has_to_be_named() -> None:
     awq = served("llama-3.1-8b", "1xh100-sxm-80gb", "run.quant=awq")
     assert any("put a checkpoint in awq in its place" in note for note in awq.notes)

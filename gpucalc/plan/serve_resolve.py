@@ -11,7 +11,7 @@ from gpucalc.plan.answer import Assumption
 from gpucalc.plan.rules import Degrees, broken_rules
 from gpucalc.plan.serve_draft import drafter
 from gpucalc.plan.serving_layout import ServeLayout, ServeRecipe, Traffic
-from gpucalc.plan.weight_formats import DTYPE_BYTES, KV_BYTES, as_gguf, weight_format
+from gpucalc.plan.weight_formats import DTYPE_BYTES, KV_BYTES, as_gguf, is_gguf, weight_format
 from gpucalc.spec.engine import CardSize, EngineEra, EngineSpec, of_size
 from gpucalc.spec.figure import Figure
 from gpucalc.spec.gpu import GpuSpec
@@ -98,6 +98,10 @@ def serve_recipe(
     else:
         _known_version(engine, version, choose)
     era = engine.at(version)
+    asked = run.quant or "none"
+    unread = engine.unread.get("gguf" if is_gguf(asked) else asked)
+    if unread is not None:
+        raise InputError(unread, key="run.quant", given=asked, legal="another format, or another framework")
     quant, told = as_gguf(run.quant, spec) if engine.id == "llamacpp" else (run.quant, "")
     weights, why = weight_format(quant, run.dtype, spec, graph)
     why = told or why

@@ -72,7 +72,10 @@ KEPT = (
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A format of safetensors checkpoints: one size for every quantised matrix."""
+    """A format of safetensors checkpoints: one size for every quantised matrix.
+
+    experts_only: of a model that has experts; of others every matrix.
+    """
 
     bytes_per_param: float
     math: str
@@ -123,7 +126,8 @@ def weight_format(quant: str | None, dtype: str, spec: ModelSpec, graph: Graph) 
     if quant == "none":
         return _plain(dtype, kept), ""
     if quant in _STORED:
-        return _stored(quant, kept, dtype), ""
+        routed = any(isinstance(block.ffn, Moe) for stack in graph.stacks for block in stack.blocks)
+        return _stored(quant, kept, dtype, routed=routed), ""
     return gguf(quant, graph), ""
 
 
@@ -131,11 +135,16 @@ def _plain(dtype: str, kept: float) -> WeightFormat:
     return WeightFormat(dtype, kept, kept, kept, kept, kept, math=dtype, source="element type")
 
 
-def _stored(quant: str, kept: float, dtype: str) -> WeightFormat:
+def is_gguf(quant: str) -> bool:
+    """Whether a format is one of llama.cpp's files, by its name."""
+    return quant != "none" and quant not in _STORED
+
+
+def _stored(quant: str, kept: float, dtype: str, *, routed: bool = True) -> WeightFormat:
     known = _STORED[quant]
     return WeightFormat(
         name=quant,
-        linear=kept if known.experts_only else known.bytes_per_param,
+        linear=kept if known.experts_only and routed else known.bytes_per_param,
         expert=known.bytes_per_param,
         embedding=kept,
         head=kept,

@@ -200,6 +200,8 @@ class EngineSpec(Spec):
     # The least compute capability of NVIDIA's cards that a kind of model needs, where above `hardware`.
     serves_on: dict[str, str] = Field(default_factory=dict)
     serves_source: tuple[str, ...] = ()
+    # Formats of weights it does not read, and what is to be said of them; gguf: any of llama.cpp's.
+    unread: dict[str, str] = Field(default_factory=dict)
     draft_vocab_difference: int = 0  # words that a model that drafts may have more or less
     eras: tuple[EngineEra, ...] = Field(min_length=1)
     speed: EngineSpeed | None = None
