@@ -443,3 +443,13 @@ def test_losses_of_detectors() -> None:
     assert act.detection_loss_bytes(**sizes, activation_bytes=1) == 850
     assert act.detection_loss_bytes(**sizes, activation_bytes=2) == 960
     assert act.image_batch_bytes(images=2, side=640) == 2 * 3 * 640 * 640 * 4
+
+
+def test_what_pipelining_keeps_between_stages() -> None:
+    # 8 micro-batches, 3 of them in flight, two chunks that receive and one that sends
+    message = {"message_bytes": 100, "in_flight": 3}
+    assert act.pipeline_receive_bytes(**message, micro_batches=8, received=2, sent=1) == 2 * 500 + 800
+    assert act.pipeline_receive_bytes(**message, micro_batches=2, received=1, sent=0) == 0
+    assert act.pipeline_output_bytes(**message, sent=1) == 300
+    logits = {"tokens": 10, "vocab": 100, "activation_bytes": 2, "tp": 2}
+    assert act.pipeline_logits_bytes(**logits, micro_batches=4) == 3 * 1000

@@ -435,3 +435,27 @@ def test_tokens_for_experts_take_buffers_of_their_own() -> None:
     assert buffers(ep=2) == 32 * 12 * 2**20
     assert buffers(ep=1) == 0
     assert buffers(moe_dispatcher="deepep") == 0
+
+
+# --- PyTorch's pipelining ----------------------------------------------------------------------------------
+
+
+def test_what_stays_between_stages_in_torchtitan() -> None:
+    def stages(framework: str = "torchtitan", **run: Any) -> list[dict[str, float]]:
+        base = {"framework": framework, "precision": "bf16", "seq_len": 256, "micro_batch": 1, "pp": 2}
+        settled, _ = settle(TrainRun.read({**base, "grad_accum": 8, **run}))
+        layout, _ = resolve_layout(settled, GRAPH, gpus=2)
+        tree = memory_peak(GRAPH, layout, resolve_recipe(settled, GRAPH), hopper_or_later=True).tree
+        return [
+            {line.name: line.value for line in stage.child("backward").child("allocated").children}
+            for stage in tree.children
+        ]
+
+    message = 2 * 256 * HIDDEN
+    first, last = stages()
+    assert first["receive_buffers"] == 8 * message  # gradients of every micro-batch's result
+    assert last["receive_buffers"] == (8 - 1) * message  # inputs, but the one in flight
+    assert (first["stage_outputs"], last.get("stage_outputs", 0)) == (2 * message, 0)
+    assert "kept_logits" not in last
+    assert stages(year=2025)[1]["kept_logits"] == 7 * 2 * 256 * VOCAB
+    assert "receive_buffers" not in stages("megatron")[0]

@@ -345,6 +345,38 @@ def checkpoint_bytes(*, hidden: Num, tokens: Num, activation_bytes: Num, shards:
     return activation_bytes * hidden * tokens / shards
 
 
+PIPELINING = (
+    "torch 2.13, distributed/pipelining/stage.py: _setup_backward_recv_info, _create_act_recv_info, fwd_cache"
+    " and output_chunks of forward_one_chunk; read"
+)
+
+
+@formula(unit="bytes", source=PIPELINING)
+def pipeline_receive_bytes(
+    *, message_bytes: Num, micro_batches: Num, in_flight: Num, received: Num, sent: Num
+) -> Num:
+    """PyTorch's pipelining: a buffer for every micro-batch's input and one for its result's gradient.
+
+    Inputs in flight are counted as the first layer's. received, sent: chunks of layers on the rank that get
+    their input from another stage, and that pass their result on.
+    """
+    return message_bytes * (received * maximum(micro_batches - in_flight, 0) + sent * micro_batches)
+
+
+@formula(unit="bytes", source=PIPELINING)
+def pipeline_output_bytes(*, message_bytes: Num, in_flight: Num, sent: Num) -> Num:
+    """Results of stages, kept until their backward, which begins from them."""
+    return message_bytes * in_flight * sent
+
+
+@formula(unit="bytes", source=PIPELINING)
+def pipeline_logits_bytes(
+    *, tokens: Num, vocab: Num, activation_bytes: Num, micro_batches: Num, tp: Num
+) -> Num:
+    """Logits of every micro-batch but the one at hand, kept to be returned."""
+    return (micro_batches - 1) * tokens * vocab * activation_bytes / tp
+
+
 @formula(unit="bytes", source=SAVED_TENSORS)
 def attention_mask_bytes(*, tokens: Num, span: Num, element_bytes: Num) -> Num:
     """A materialised mask, tokens x span, where the code path builds one."""

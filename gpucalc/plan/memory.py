@@ -18,7 +18,7 @@ from gpucalc.formulas import memory as mem
 from gpucalc.graph import Graph
 from gpucalc.line import Line, choose, compute, largest, total
 from gpucalc.num import Num, is_scalar, maximum, present, where
-from gpucalc.plan import allowances, engine_state, kept, model_state, transients
+from gpucalc.plan import allowances, engine_state, kept, model_state, pipeline_state, transients
 from gpucalc.plan.communicators import communicators, token_peers
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.rank import Rank
@@ -38,6 +38,8 @@ _LASTING = frozenset(
         "gradients",
         "ddp_buckets",
         "reduce_buckets",
+        "unsharded_gradients",
+        "receive_buffers",
     }
 )
 
@@ -174,9 +176,9 @@ def _stage_line(rank: Rank) -> Line:
     """The phases of one stage."""
     recipe = rank.recipe
     states = model_state.states(rank)
-    buffers = model_state.buffers(rank)
+    buffers = (*model_state.buffers(rank), *pipeline_state.receive_buffers(rank))
     gradients = model_state.gradients(rank)
-    activations = kept.activations(rank)
+    activations = (*kept.activations(rank), *pipeline_state.stage_outputs(rank))
     weights = tuple(line for line in states if line.name != "optimizer_states")
     # Gradients that outlive the step or add up over micro-batches are there in every phase.
     # DeepSpeed's stage 3 has one flat tensor for its partition of them from the start.
@@ -197,9 +199,10 @@ def _stage_line(rank: Rank) -> Line:
         ),
     ]
     if rank.stage.last:
-        loss = (*kept.head_saved(rank), *transients.loss_transients(rank))
+        logits = pipeline_state.kept_logits(rank)
+        loss = (*kept.head_saved(rank), *transients.loss_transients(rank), *logits)
         phases.append(_phase(rank, "loss", (*always, *activations, *loss)))
-    held = (*states, *buffers, *engine_state.sweep_buffers(rank))
+    held = (*states, *buffers, *engine_state.sweep_buffers(rank), *pipeline_state.kept_logits(rank))
     # Stage 2 allocates the whole partition when the first bucket is reduced.
     from_start = persistent or partitioned
     moments = _backward_moments(rank, held, activations, gradients, persistent=from_start)
@@ -208,6 +211,7 @@ def _stage_line(rank: Rank) -> Line:
         *states,
         *model_state.step_gradients(rank),
         *model_state.buffers(rank, at_step=True),
+        *pipeline_state.receive_buffers(rank),
         *model_state.step_transients(rank),
     )
     phases.append(_phase(rank, "step", step))
