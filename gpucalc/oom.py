@@ -10,6 +10,7 @@ from gpucalc.explain import equation_of
 from gpucalc.formulas import tensors as size
 from gpucalc.jobs import ResolvedJob
 from gpucalc.oom_changes import Change, cheapest
+from gpucalc.oom_held import too_much
 from gpucalc.oom_message import Amount, Message, read_message
 from gpucalc.oom_tensors import Tensor, tensors
 from gpucalc.plan.answer import Level, Plan
@@ -66,11 +67,12 @@ def diagnose(
     plan = plan_job(job, catalog, subject=subject, cluster=cluster, advice=False)
     matches = _matches(message, tensors(subject, plan))
     phase = message.phase or next((p for m in matches if m.exact for p in m.phases), None)
-    if phase is None and plan.verdict.level is not Level.FITS:
+    if phase is None and message.failed and plan.verdict.level is not Level.FITS:
         phase = plan.verdict.phase
-    changes = tuple(cheapest(message, job, plan, subject, cluster, catalog))
+    changes = tuple(cheapest(message, job, plan, subject, cluster, catalog)) if message.failed else ()
     named = any(match.exact for match in matches)
-    reading = tuple(_reading(message, plan, named=named))
+    beyond = too_much(message, job, plan, subject, cluster, catalog)
+    reading = (*_reading(message, plan, named=named), *beyond)
     return Diagnosis(message, phase, reading, matches, plan, changes)
 
 
@@ -124,6 +126,11 @@ def _reading(message: Message, plan: Plan | None, *, named: bool = False) -> Ite
         yield f"{_in_words(message.allocated)} was allocated of {_in_words(message.total)}"
         if plan is not None and plan.serves and (weights := plan.memory.find("weights")) is not None:
             yield f"weights are {gib(weights.value)} of it on each GPU"
+    if not message.failed:
+        used = message.allocated or message.in_use
+        assert used is not None
+        by = "torch allocates" if used is message.allocated else "in use on the fullest GPU:"
+        yield f"{by} {_in_words(used)}" + (f" of {_in_words(message.total)}" if message.total else "")
     if {"weights_gib", "avail_mem_gib"} <= message.facts.keys():
         held, left = message.facts["weights_gib"], message.facts["avail_mem_gib"]
         yield f"{held:.2f} GiB of weights, {left:.2f} GiB free after them"
@@ -139,7 +146,7 @@ def _reading(message: Message, plan: Plan | None, *, named: bool = False) -> Ite
         elif not named:
             yield from _otherwise(tried, plan)
     if plan is not None:
-        yield _plan_words(plan)
+        yield _plan_words(plan, failed=message.failed)
 
 
 def _otherwise(tried: Amount, plan: Plan | None) -> Iterator[str]:
@@ -177,7 +184,7 @@ def _held(message: Message) -> Iterator[str]:
         yield f"gpu_memory_utilization up to {int(most * 100) / 100:.2f} starts beside them"
 
 
-def _plan_words(plan: Plan) -> str:
+def _plan_words(plan: Plan, *, failed: bool) -> str:
     verdict = plan.verdict
     text = (
         f"by the plan the job {verdict.level.verb}: {gib(verdict.needed.value)} of"
@@ -187,7 +194,7 @@ def _plan_words(plan: Plan) -> str:
         capacity = verdict.host.capacity
         has = f" of {gib(capacity.value)}" if capacity is not None else ""
         return f"by the plan the host decides: {gib(verdict.host.needed.value)}{has} at {verdict.host.phase}"
-    if verdict.level is Level.FITS:
+    if verdict.level is Level.FITS and failed:
         text += "; the run differed from the job (length, batch, software) or shared the GPU"
     return text
 

@@ -1,7 +1,8 @@
 """What an out-of-memory message states: the engine, the sizes in it, and what was being made.
 
 Messages of torch (with DeepSpeed's and FSDP's tracebacks around it), vLLM, SGLang and llama.cpp
-are known by their words. The text is only read: nothing in it is run or looked up.
+are known by their words, and so are tables and lines that say how much memory is in use. The text is only
+read: nothing in it is run or looked up.
 """
 
 from __future__ import annotations
@@ -43,20 +44,22 @@ class Message:
     tokens_wanted: int | None = None  # of one request
     longest: int | None = None  # what the engine says would fit
     facts: Mapping[str, float] = field(default_factory=dict)
+    failed: bool = True  # false: it only says what is in use
 
 
 def read_message(text: str, where: str = "the message") -> Message:
     """The figures and the place a message states. Raises InputError when it is none that is known."""
     if len(text) > MAX_TEXT:
         raise InputError("is too long for a message", where=where, legal=f"at most {MAX_TEXT // 2**20} MiB")
-    for reader in (_vllm, _sglang, _llamacpp, _torch, _host, _nccl):
+    for reader in (_vllm, _sglang, _llamacpp, _torch, _host, _nccl, _in_use):
         found = reader(text)
         if found is not None:
             return found
     raise InputError(
         "holds no out-of-memory message that is known",
         where=where,
-        legal="a log of torch, DeepSpeed, vLLM, SGLang or llama.cpp with the failing line",
+        legal="a log of torch, DeepSpeed, vLLM, SGLang or llama.cpp with the failing line; or what is in use:"
+        " nvidia-smi's table, DeepSpeed's Max_MA, a size such as 13GiB",
     )
 
 
@@ -254,6 +257,23 @@ def _nccl(text: str) -> Message | None:
             "nccl", what="communication buffers, made when the first collective runs", phase="init"
         )
     return None
+
+
+def _in_use(text: str) -> Message | None:
+    """How much memory is in use, where nothing failed: the most that is printed."""
+    by_deepspeed = re.findall(r"Max_MA\s+([0-9.]+)\s*GB", text)  # which it divides by 2^30
+    if by_deepspeed:
+        return Message("deepspeed", allocated=_amount(max(by_deepspeed, key=float), "GiB"), failed=False)
+    by_torch = re.findall(rf"max(?:imum)?[_ ](?:memory[_ ])?allocated\W+{_SIZE}", text, re.IGNORECASE)
+    if by_torch:
+        most = max((_amount(*one) for one in by_torch), key=lambda amount: amount.bytes)
+        return Message("torch", allocated=most, failed=False)
+    cards = re.findall(r"(\d+)\s?MiB\s*/\s*(\d+)\s?MiB", text)
+    if cards:
+        used, total = max(cards, key=lambda card: int(card[0]))
+        return Message("nvidia-smi", in_use=_amount(used, "MiB"), total=_amount(total, "MiB"), failed=False)
+    bare = re.fullmatch(rf"\s*{_SIZE}\s*", text)
+    return Message("stated", in_use=_amount(bare[1], bare[2]), failed=False) if bare else None
 
 
 def _amount(number: str, unit: str) -> Amount:

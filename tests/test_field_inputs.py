@@ -29,6 +29,7 @@ from gpucalc.formulas.serving_memory import kv_token_bytes, padded_vocab
 from gpucalc.graph import Attention
 from gpucalc.importers.huggingface import from_config
 from gpucalc.jobs import resolve, resolve_data
+from gpucalc.oom import diagnose
 from gpucalc.planner import plan_job
 from gpucalc.spec.model import ModelSpec
 
@@ -294,6 +295,13 @@ def test_024_weights_that_do_not_shrink_with_the_cards_are_whole() -> None:
     assert weights(2, 2) == weights(4, 2) == pytest.approx(copy, rel=0.02)
     assert weights(4, 3) < copy / 2
     assert copy / GIB + 1.5 == pytest.approx(13, abs=1.5)  # with the context: what was measured
+    run = {"task": "train", "framework": "deepspeed", "zero_stage": 3, "offload": "params+optimizer-cpu",
+           "micro_batch": 1, "seq_len": 128}  # fmt: skip
+    for cards in (2, 4):
+        job = resolve({"model": "gpt-j-6b", "gpus": f"{cards}xa100-sxm-40gb", "run": run}, CATALOG)
+        said = "; ".join(diagnose("13 GB", job=job, catalog=CATALOG).reading)
+        assert "that is about what weights that were not partitioned would take" in said
+        assert "a whole 16-bit copy of the weights is 11.27 GiB" in said
 
 
 def test_028_three_cards_get_a_layout_and_ways_out() -> None:

@@ -28,7 +28,7 @@ LAYERS: list[set[str]] = [
     {"planner"},
     {"diff", "doctor", "explain", "trace", "claims", "scale", "documents", "layouts"}
     | {"check", "check_compare", "check_findings"}
-    | {"oom", "oom_changes", "oom_message", "oom_tensors"},
+    | {"oom", "oom_changes", "oom_held", "oom_message", "oom_tensors"},
     {"catalog_files", "catalog_sanity", "catalog_check", "reference"},
     {"size_fleets", "size_targets"},
     {"size", "size_bounds", "size_joined", "size_offers"},

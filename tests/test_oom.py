@@ -131,3 +131,48 @@ def test_terminal_escapes_of_a_log_are_not_printed(capsys: Capture, tmp_path: Pa
     (tmp_path / "log").write_text("\x1b[31m" + CASES[0]["message"] + "\x1b]0;title\x07", "utf-8")
     assert main(["oom", str(tmp_path / "log")]) == 0
     assert "\x1b" not in capsys.readouterr().out
+
+
+# -- what is in use, where nothing failed ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "engine", "gib"),
+    [
+        ("MA 12.93 GB         Max_MA 13.0 GB         CA 13.2 GB         Max_CA 13 GB", "deepspeed", 13.0),
+        ("max memory allocated: 9.5 GiB", "torch", 9.5),
+        ("|  9004MiB / 40960MiB |\n| 13312MiB / 40960MiB |", "nvidia-smi", 13.0),
+        (" 2.5 GiB\n", "stated", 2.5),
+    ],
+)
+def test_what_is_in_use_is_read_where_nothing_failed(text: str, engine: str, gib: float) -> None:
+    found = read_message(text)
+    used = found.allocated or found.in_use
+    assert used is not None
+    assert (found.engine, found.failed, used.bytes / 2**30) == (engine, False, gib)
+
+
+@pytest.mark.parametrize(
+    ("run", "held", "said"),
+    [
+        ({"zero_stage": 3, "recompute": "full"}, "120 GiB", "optimizer states that were not partitioned"),
+        ({"zero_stage": 1, "recompute": "full"}, "82 GiB", "activations that are all kept"),
+        ({"zero_stage": 2, "offload": "optimizer-cpu"}, "86 GiB", "states that stayed on the GPU"),
+    ],
+)
+def test_more_than_the_plan_is_set_beside_a_division_undone(
+    run: dict[str, Any], held: str, said: str
+) -> None:
+    keys = {"task": "train", "framework": "deepspeed", "micro_batch": 4, "seq_len": 2048, **run}
+    data = {"model": "gpt-j-6b", "gpus": "8xh100-sxm-80gb", "run": keys}
+    found = diagnose(held, job=resolve_data(data, CATALOG, where="job"), catalog=CATALOG)
+    assert said in "; ".join(found.reading)
+    assert found.changes == ()
+
+
+def test_as_much_as_the_plan_has_is_no_finding(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"1 GiB")))
+    assert main(["oom", "-", "--job", "gpt-j-6b", "--gpus", "8xh100-sxm-80gb"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("memory in use, nothing failed")
+    assert "partitioned" not in out

@@ -127,7 +127,10 @@ def diff_command(
 
 @app.command("oom")
 def oom_command(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A log with the message; - reads it here.")],
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="A log with the message or what is in use; - reads it here."),
+    ],
     job: Annotated[
         str | None,
         typer.Option(

@@ -208,6 +208,7 @@ def diagnosis_document(found: Diagnosis) -> dict[str, Any]:
         "engine": message.engine,
         "phase": found.phase,
         "what": message.what,
+        "failed": message.failed,
         "message": {
             **amounts,
             "tokens_held": message.tokens_held,
@@ -270,14 +271,20 @@ def diagnosis_table(found: Diagnosis) -> RenderableType:
     parts += [indent(Text(clean(f"- {words}"))) for words in found.reading]
     if found.changes:
         parts += [Text(), heading("What would fit, cheapest first"), *_changes(found.changes)]
-    elif found.plan is not None:
+    elif found.plan is not None and found.message.failed:
         parts += [Text(), Text("No single change known here would fit.")]
-    else:
-        parts += [Text(), Text("--job JOB names the tensor by the job's own sizes and finds what would fit.")]
+    elif found.plan is None:
+        words = "names the tensor by the job's own sizes and finds what would fit"
+        if not found.message.failed:
+            words = "sets it beside what the job's plan has"
+        parts += [Text(), Text(f"--job JOB {words}.")]
     return Group(*parts)
 
 
 def _headline(found: Diagnosis) -> str:
+    if not found.message.failed:
+        by = "" if found.message.engine == "stated" else f"{found.message.engine}: "
+        return f"{by}memory in use, nothing failed"
     where = f" in the {found.phase} phase" if found.phase else ""
     exact = [match for match in found.matches if match.exact]
     if exact:
