@@ -152,6 +152,11 @@ class Layouts:
         best = self.options[0].keys
         own = self.own_option.keys if self.own_option is not None else {}
         changed = {key: best[key] for key in self.searched if not same(key, own, best)}
+        if "recompute" in self.searched and best["recompute_modules"] not in (
+            None,
+            own.get("recompute_modules"),
+        ):
+            changed["recompute_modules"] = best["recompute_modules"]
         if self.own is None or not self.own_states_dp:
             changed.pop("dp", None)
         if best["schedule"] in SAID_BY_DEGREES:
@@ -416,7 +421,12 @@ def _option(space: Space, subject: Subject, cluster: Cluster, one: Candidate) ->
     level = Level.DOES_NOT_FIT if not one.fits else Level.MARGINAL if one.tier else Level.FITS
     timed = one.fits
     return Option(
-        _keys(layout, run.recompute, run.offload),
+        _keys(
+            layout,
+            run.recompute,
+            run.recompute_modules if run.recompute == "selective" else None,
+            run.offload,
+        ),
         level,
         one.needed_bytes,
         one.step_s if timed else None,
@@ -427,11 +437,13 @@ def _option(space: Space, subject: Subject, cluster: Cluster, one: Candidate) ->
 
 def _plan_option(plan: Plan) -> Option:
     recipe = plan.recipe
-    recompute = recipe.recompute
-    if recompute == "selective" and recipe.recompute_scope != "core":
+    recompute, modules = recipe.recompute, None
+    if recompute == "selective" and recipe.recompute_scope == "modules":
+        modules = recipe.recompute_modules
+    elif recompute == "selective" and recipe.recompute_scope != "core":
         recompute = f"selective-{recipe.recompute_scope}"
     return Option(
-        _keys(plan.layout, recompute, _offload(recipe.offload)),
+        _keys(plan.layout, recompute, modules, _offload(recipe.offload)),
         plan.verdict.level,
         float(plan.verdict.needed.value),
         None if plan.time is None else float(plan.time.value),
@@ -452,7 +464,7 @@ def _offload(parts: tuple[str, ...]) -> str:
     return "optimizer+gradients-cpu" if "gradients" in parts else f"optimizer-{where}"
 
 
-def _keys(layout: Layout, recompute: str, offload: str) -> dict[str, Any]:
+def _keys(layout: Layout, recompute: str, modules: tuple[str, ...] | None, offload: str) -> dict[str, Any]:
     """A layout by the keys that say it."""
     return {
         "tp": layout.tp,
@@ -466,6 +478,7 @@ def _keys(layout: Layout, recompute: str, offload: str) -> dict[str, Any]:
         "zero_stage": layout.zero_stage,
         "micro_batch": layout.micro_batch,
         "recompute": recompute,
+        "recompute_modules": modules,
         "sequence_parallel": layout.sequence_parallel,
         "offload": offload,
         "schedule": layout.schedule,

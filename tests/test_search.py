@@ -231,6 +231,59 @@ def test_hybrid_sharding_wins_where_the_network_is_slow() -> None:
     assert all(one.step_s > best[0].step_s for one in whole)
 
 
+def again(key: str, **fixed: Any) -> set[tuple[str, tuple[str, ...] | None]]:
+    """What Megatron-Core is asked to make again, with modules."""
+    run = run_of("megatron", fixed={"offload": "none", "pp": 1, **fixed})
+    found = offered(run, key, ("a100-sxm-40gb", 8), "recompute", "recompute_modules")
+    return {(word, modules) for word, modules in found}
+
+
+def test_a_layers_parts_are_made_again_one_by_one() -> None:
+    whole: set[tuple[str, tuple[str, ...] | None]] = {("none", None), ("full", None)}
+    assert again("llama") == whole | {
+        ("selective", ("layernorm",)), ("selective", ("layernorm", "mlp")),
+    }  # fmt: skip
+    assert again("mixtral") == whole | {
+        ("selective", ("layernorm", "moe_act")), ("selective", ("layernorm", "moe")),
+    }  # fmt: skip
+    latent = ("layernorm", "mla_up_proj")
+    assert again("deepseek") == whole | {
+        ("selective", (*latent, "moe_act")), ("selective", (*latent, "mlp", "moe")),
+    }  # fmt: skip
+    # Scores of attention are there to be freed where no fused kernel works them out.
+    assert ("selective", ("core_attn", "layernorm")) in again("llama", attention="eager")
+    # A second trip of tokens to their experts cannot be hidden beside another micro-batch.
+    assert again("mixtral", ep_overlap=True) == {("none", None), ("selective", ("layernorm", "moe_act"))}
+    assert again("llama", recompute_modules=["mlp"]) == whole | {("selective", None)}
+    assert again("llama", year=2024) == whole | {("selective", None)}
+
+
+def test_parts_made_again_are_planned_as_they_were_weighed() -> None:
+    subject, cluster = SUBJECTS["mixtral"], CLUSTERS["a100-sxm-40gb", 8]
+    run = run_of("megatron", fixed={"offload": "none", "pp": 1, "zero_stage": 1, "micro_batch": 2})
+    space = Space(subject.graph, run, cluster)
+    found = columns.search(space, Scale(subject, cluster, ErrorTable()), keep=400).best
+    one = next(one for one in found if one.values["recompute_modules"] == ("layernorm", "moe_act"))
+    plan = evaluate(subject, space.settled(one.values), cluster, name="one", fleet="8xA100-SXM-40GB")
+    assert plan.recipe.recompute_modules == ("layernorm", "moe_act")
+    assert plan.verdict.needed.value == pytest.approx(one.needed_bytes)
+    assert plan.time is not None
+    assert plan.time.value == pytest.approx(one.step_s)
+    # The least memory costs most, and a part of a layer lies between none and all of it.
+    alike = {
+        other.values["recompute_modules"] or other.values["recompute"]: other
+        for other in found
+        if {**one.values, "recompute": 0, "recompute_modules": 0}
+        == {**other.values, "recompute": 0, "recompute_modules": 0}
+    }
+    order = ["none", ("layernorm", "moe_act"), ("layernorm", "moe"), "full"]
+    held = [alike[name].needed_bytes for name in order if name in alike]
+    spent = [alike[name].step_s for name in order if name in alike]
+    assert len(held) > 2
+    assert held == sorted(held, reverse=True)
+    assert spent == sorted(spent)
+
+
 def test_old_software_is_not_given_what_came_later() -> None:
     where = ("a100-sxm-40gb", 8)
     old = run_of("megatron", fixed={"year": 2020})

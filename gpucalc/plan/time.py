@@ -95,14 +95,21 @@ class StageTimes:
     rank_layers: tuple[dict[int, LayerTime], ...] = ()
 
 
-def stage_times(graph: Graph, layout: Layout, recipe: Recipe, cluster: Cluster, pool: int) -> StageTimes:
-    """The stages of a layout on the GPUs of one pool."""
+def stage_times(
+    graph: Graph,
+    layout: Layout,
+    recipe: Recipe,
+    cluster: Cluster,
+    pool: int,
+    layers: dict[int, LayerTime] | None = None,
+) -> StageTimes:
+    """The stages of a layout on the GPUs of one pool; `layers` has times of layers that are known already."""
     device = Device.of(cluster.pools[pool].gpu, cluster.pools[pool].kernels, recipe)
     if graph.network is not None and not graph.stacks:
         return StageTimes(device, (), {"network": whole_network(graph, layout, recipe, device)}, {})
     links = Links(cluster)
     held = held_stages(graph, layout)
-    found = StageTimes(device, held, {}, {})
+    found = StageTimes(device, held, {}, {} if layers is None else layers)
     for stage in held:
         key = composition(stage)
         if key not in found.by_stage:
@@ -124,7 +131,12 @@ def pool_step(
     key = (pool, replace(recipe, offload=())) if known is not None else None
     found = known.get(key) if known is not None else None
     if found is None:
-        found = stage_times(graph, layout, recipe, cluster, pool)
+        layers: dict[int, LayerTime] = {}
+        if known is not None:  # what is made again of a layer changes its time only where that is all of it
+            again = "full" if recipe.recompute == "full" else "none"
+            alike = replace(recipe, offload=(), recompute=again, recompute_scope="", recompute_modules=())
+            layers = known.setdefault((pool, alike, "layers"), layers)
+        found = stage_times(graph, layout, recipe, cluster, pool, layers)
         if known is not None:
             known[key] = found
     times = list(found.by_stage.values())

@@ -18,7 +18,8 @@ HEADS = {
     "tp": ("tp", 1), "pp": ("pp", 1), "vpp": ("vpp", 1), "cp": ("cp", 1), "ep": ("ep", 1), "etp": ("etp", 1),
     "dp": ("dp", None), "dp_shard": ("shard", None), "zero_stage": ("zero", None),
     "micro_batch": ("mb", None),
-    "recompute": ("recomp", "none"), "sequence_parallel": ("sp", False), "offload": ("offload", "none"),
+    "recompute": ("recomp", "none"), "recompute_modules": ("modules", None),
+    "sequence_parallel": ("sp", False), "offload": ("offload", "none"),
     "schedule": ("schedule", None),
 }  # fmt: skip
 # Words that would push a table of every key past eighty columns.
@@ -27,6 +28,9 @@ SHORT = {
     "dualpipe-v": "dual-v", "interleaved": "1f1b", "optimizer-cpu": "opt", "params+optimizer-cpu": "opt+par",
     "activations-cpu": "act", "optimizer+gradients-cpu": "opt+grad", "optimizer-nvme": "nvme",
     "params+optimizer-nvme": "nvme+par",
+}  # fmt: skip
+MODULES = {
+    "core_attn": "attn", "layernorm": "ln", "moe_act": "act", "mla_up_proj": "up", "shared_experts": "shared",
 }  # fmt: skip
 LEAST_SHARE = 0.002  # of the step: smaller differences between two layouts are not listed
 
@@ -51,6 +55,7 @@ def report(found: Layouts, command: str) -> RenderableType:
         per = "samples" if all(size.sample_tokens == 1 for size in found.sizes) else "tokens"
         if any(size.gpu_hour_known for size in found.sizes):
             parts.append(indent(Text(f"/M: of a million {per}, without what failures take", QUIET)))
+    parts += _legend([*found.options, *found.front])
     if any(row.level is Level.MARGINAL for row in (*found.options, *found.front)):
         parts += [Text(), Text("~ marginal: fits or not within the expected error of memory", QUIET)]
     return Group(*parts, Text(), *_again(found, command))
@@ -80,7 +85,8 @@ def _rate(per_second: float) -> str:
 def _table(options: Sequence[Option], own: Option | None) -> RenderableType:
     """Layouts as rows; keys on which none says anything are left out."""
     rows = [*options, *([own] if own is not None else [])]
-    keys = [key for key in HEADS if any(not idle(key, row.keys) for row in rows)]
+    told = [key for key in HEADS if key != "recompute_modules"]  # which stand in the place of "selective"
+    keys = [key for key in told if any(not idle(key, row.keys) for row in rows)]
     heads = [*(HEADS[key][0] for key in keys), "step", "GiB", ""]
     numbers = [index for index, key in enumerate(keys) if not isinstance(rows[0].keys[key], str)]
     right = (*numbers, len(keys), len(keys) + 1)
@@ -89,7 +95,7 @@ def _table(options: Sequence[Option], own: Option | None) -> RenderableType:
     for row in rows:
         mark = _mark(row, fastest) + (" yours" if row is own else "")
         table.add_row(
-            *(SHORT.get(value := _value(row.keys[key]), value) for key in keys),
+            *(_cell(key, row.keys) for key in keys),
             "" if row.step_s is None else units.seconds(row.step_s),
             f"{row.needed_bytes / units.GIB:,.1f}{'~' if row.level is Level.MARGINAL else ' '}",
             mark.strip(),
@@ -103,8 +109,27 @@ def idle(key: str, keys: Mapping[str, Any]) -> bool:
         return keys[key] in SAID_BY_DEGREES
     if key == "dp_shard":
         return one_copy(keys)
+    if key == "recompute_modules":
+        return keys[key] is None
     idle = HEADS[key][1]
     return idle is not None and keys[key] == idle
+
+
+def _cell(key: str, keys: Mapping[str, Any]) -> str:
+    """A value in a row; of a selective recomputation its modules."""
+    modules = keys["recompute_modules"] if key == "recompute" else None
+    if modules is not None:
+        return "+".join(MODULES.get(name, clean(name)) for name in modules)
+    said = _value(keys[key])
+    return SHORT.get(said, said)
+
+
+def _legend(rows: Sequence[Option]) -> list[RenderableType]:
+    """What the short names of modules made again stand for."""
+    named = [name for row in rows for name in row.keys["recompute_modules"] or ()]
+    short = [f"{MODULES[name]} {name}" for name in dict.fromkeys(named) if name in MODULES]
+    said = f"recomp: selective, of the modules named: {', '.join(short)}"
+    return [Text(), Text(said, QUIET)] if named else []
 
 
 def _mark(row: Option, fastest: float | None) -> str:
@@ -113,11 +138,14 @@ def _mark(row: Option, fastest: float | None) -> str:
     if row.step_s is None or fastest is None or row.step_s == fastest:
         return ""
     slower = row.step_s / fastest - 1
-    return f"{'+' if slower >= 0 else '-'}{abs(slower):.{0 if abs(slower) >= 1 else 1}%}"
+    return f"{'+' if slower >= 0 else '-'}{abs(slower):.{0 if abs(slower) >= 0.5 else 1}%}"
 
 
 def _value(value: Any) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else clean(value)
+    if isinstance(value, tuple | list):
+        return "+".join(map(clean, value))
+    words = {True: "yes", False: "no", None: "none"}
+    return words[value] if value is None or isinstance(value, bool) else clean(value)
 
 
 def _own(found: Layouts) -> Iterator[RenderableType]:
@@ -188,10 +216,13 @@ def _sizes(sizes: Sequence[Size]) -> RenderableType:
 
 def _again(found: Layouts, command: str) -> Iterator[RenderableType]:
     """How to plan with the layout found."""
-    said = " ".join(f"--set run.{key}={_word(value)}" for key, value in found.settings().items())
+    said = " ".join(f"--set {_setting(key, value)}" for key, value in found.settings().items())
     if said:
         yield Text(f"plan it: {command} {said}", QUIET)
 
 
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _setting(key: str, value: Any) -> str:
+    """A key and its value as a shell takes them."""
+    if isinstance(value, tuple | list):
+        return f"'run.{key}=[{','.join(value)}]'"
+    return f"run.{key}={str(value).lower() if isinstance(value, bool) else value}"

@@ -21,7 +21,8 @@ from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.resolve import resolve_recipe
 from gpucalc.plan.time import step_time
 from gpucalc.search.found import RIVALS, UNFIT, Candidate, Found, merit
-from gpucalc.search.space import Axes, Space, Structure
+from gpucalc.search.frameworks import Structure
+from gpucalc.search.space import Axes, Space
 from gpucalc.search.worth import Scale
 
 CELLS_AT_A_TIME = 131_072  # a block's float64 columns, half a MiB each, stay in the last level of cache

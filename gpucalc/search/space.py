@@ -32,6 +32,18 @@ from gpucalc.plan.rules import (
 )
 from gpucalc.plan.stage_time import composition
 from gpucalc.plan.stages import stages
+from gpucalc.search.frameworks import (
+    MEGATRON_FSDP,
+    OFFLOAD,
+    OFFLOAD_ALONE,
+    RECOMPUTE,
+    SCHEDULES,
+    ZERO_STAGES,
+    Structure,
+    clash,
+    knows,
+    module_sets,
+)
 from gpucalc.spec.defaults import THIS_YEAR
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.train_run import TrainRun
@@ -47,71 +59,6 @@ _CROSSED = ("tp", "vpp", "cp", "ep", "etp", "dp", "micro_batch", "sequence_paral
 
 # Where nobody says how large the batch is, micro-batches are tried in powers of two up to this.
 MOST_FREE_MICRO_BATCH = 64
-
-# What each framework can be told, the usual first.
-_ZERO_STAGES = {
-    "deepspeed": (0, 1, 2, 3), "megatron": (0, 1, 2, 3), "fsdp": (0, 2, 3), "torchtitan": (0, 2, 3),
-}  # fmt: skip
-_RECOMPUTE = {
-    "megatron": ("none", "selective", "full"),
-    "torchtitan": ("none", "selective-op", "selective-layer", "full"),
-}
-_OFFLOAD = {
-    "ddp": ("none", "activations-cpu"),
-    "hf": ("none", "activations-cpu"),
-    "fsdp": ("none", "params+optimizer-cpu", "activations-cpu"),
-    "torchtitan": ("none", "params+optimizer-cpu"),
-    "deepspeed": (
-        "none", "optimizer-cpu", "optimizer+gradients-cpu", "params+optimizer-cpu", "optimizer-nvme",
-        "params+optimizer-nvme",
-    ),
-    "megatron": ("none", "optimizer-cpu", "activations-cpu"),
-}  # fmt: skip
-# torchao's CPUOffloadOptimizer, "for single-GPU training", which frees gradients where none are accumulated.
-_OFFLOAD_ALONE = ("optimizer-cpu", "optimizer+gradients-cpu")
-# Megatron-FSDP, which divides gradients and weights as well, has these optimizers.
-_MEGATRON_FSDP = ("adam", "adamw", "adamw-fused", "adamw-unfused", "sgd", "sgd-momentum")
-# PyTorch's schedules, which torchtitan runs, split backward; Megatron-Core and DeepSpeed do not. GPipe holds
-# more than 1F1B and waits as long, so it is never better.
-_SCHEDULES = {"torchtitan": ("1f1b", "zero-bubble", "dualpipe-v")}
-
-
-# The year from whose releases on a framework has something; a run of older software does without. Release
-# notes of Megatron-LM and Megatron-Core (interleaving April 2021; sequence parallelism, selective
-# recomputation and the distributed optimizer 2022; offloaded activations with TransformerEngine 2023;
-# context and expert parallelism in Core 0.5, 2024; their own tp for experts in 0.10, December 2024; an
-# offloaded optimizer, its own FSDP and copies of the distributed optimizer in 0.11, 2025), of torchtitan
-# (context parallelism and zero bubble end of 2024, experts and DualPipeV 2025) and of PyTorch 2.0 (hybrid
-# sharding, 2023).
-_SINCE = {
-    ("megatron", "vpp"): 2021,
-    ("megatron", "sequence_parallel"): 2022,
-    ("megatron", "selective"): 2022,
-    ("megatron", "zero_stage"): 2022,
-    ("megatron", "activations-cpu"): 2023,
-    ("megatron", "cp"): 2024,
-    ("megatron", "ep"): 2024,
-    ("megatron", "etp"): 2025,
-    ("megatron", "optimizer-cpu"): 2025,
-    ("megatron", "fsdp"): 2025,
-    ("megatron", "dp_shard"): 2025,
-    ("fsdp", "dp_shard"): 2023,
-    ("torchtitan", "cp"): 2025,
-    ("torchtitan", "zero-bubble"): 2025,
-    ("torchtitan", "ep"): 2025,
-    ("torchtitan", "dualpipe-v"): 2026,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """What decides which tensors and operations there are."""
-
-    pp: int
-    zero_stage: Any
-    schedule: str | None
-    recompute: str
-    offload: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,15 +114,15 @@ class Space:
     def structures(self) -> Iterator[Structure]:
         """Every structure that is possible, the simplest first."""
         run = self.run
-        for pp, zero, schedule, recompute, offload in product(
+        for pp, zero, schedule, (recompute, modules), offload in product(
             self._choices("pp"),
             self._choices("zero_stage"),
             self._choices("schedule"),
-            self._choices("recompute"),
+            self._recomputations,
             self._choices("offload"),
         ):
-            one = Structure(pp, zero, schedule, recompute, offload)
-            if any(key in self.open for key in _clash(run.framework, one)):
+            one = Structure(pp, zero, schedule, recompute, offload, modules)
+            if any(key in self.open for key in clash(run.framework, one)):
                 continue
             if pp == 1 or schedule is None or not self._schedule_rules(schedule, pp):
                 yield one
@@ -204,30 +151,41 @@ class Space:
     @property
     def _zero_stage_values(self) -> tuple[int, ...]:
         framework = self.run.framework
-        stages = _ZERO_STAGES.get(framework, (0,))
-        if framework == "megatron" and not (self._knows("fsdp") and self.run.optimizer in _MEGATRON_FSDP):
+        stages = ZERO_STAGES.get(framework, (0,))
+        if framework == "megatron" and not (self._knows("fsdp") and self.run.optimizer in MEGATRON_FSDP):
             stages = stages[:2]
         return stages if self._knows("zero_stage") else stages[:1]
 
     @property
     def _schedule_values(self) -> tuple[str, ...]:
-        return tuple(filter(self._knows, _SCHEDULES.get(self.run.framework, ("1f1b",))))
+        return tuple(filter(self._knows, SCHEDULES.get(self.run.framework, ("1f1b",))))
 
     @property
     def _recompute_values(self) -> tuple[str, ...]:
-        values = _RECOMPUTE.get(self.run.framework, ("none", "full")) if self.graph.stacks else ("none",)
+        values = RECOMPUTE.get(self.run.framework, ("none", "full")) if self.graph.stacks else ("none",)
         return tuple(filter(self._knows, values))
 
     @property
+    def _recomputations(self) -> list[tuple[str, tuple[str, ...] | None]]:
+        """What is made again, with the modules of a selective recomputation where the run names none."""
+        run = self.run
+        named = run.recompute_modules is not None or not self._knows("modules")
+        if run.recompute != "auto" or run.framework != "megatron" or named or not self.graph.stacks:
+            return [(word, None) for word in self._choices("recompute")]
+        sets = module_sets(run, self.graph)
+        full = [] if run.ep_overlap else [("full", None)]
+        return [("none", None), *(("selective", modules) for modules in sets), *full]
+
+    @property
     def _offload_values(self) -> tuple[str, ...]:
-        values = _OFFLOAD[self.run.framework]
+        values = OFFLOAD[self.run.framework]
         if self.run.framework in ("ddp", "hf") and self.gpus == 1:
-            values += _OFFLOAD_ALONE
+            values += OFFLOAD_ALONE
         return tuple(filter(self._knows, values))
 
     def _knows(self, what: str) -> bool:
         """Whether the framework of the run's year has it."""
-        return self.year >= _SINCE.get((self.run.framework, what), 0)
+        return knows(self.run.framework, what, self.year)
 
     # -- axes ---------------------------------------------------------------------------------------
 
@@ -441,6 +399,8 @@ class Space:
             update["sequence_parallel"] = values["sequence_parallel"] and values["tp"] > 1
         if "zero_stage" in update and run.reshard_after_forward is None:
             update["reshard_after_forward"] = values["zero_stage"] == 3 if values["zero_stage"] else None
+        if values.get("recompute_modules") is not None:
+            update["recompute_modules"] = values["recompute_modules"]
         if run.fused_loss is None:  # torchtitan compiles it with the model where tp does not divide it
             update["fused_loss"] = values["tp"] == 1
         return run.model_copy(update=update)
@@ -453,7 +413,7 @@ class Space:
             "dp": self.gpus // (tp * cp * one.pp), "dp_shard": shard, "zero_stage": one.zero_stage,
             "micro_batch": axes.micro_batches[place[2]], "recompute": one.recompute,
             "sequence_parallel": axes.sequence_parallel[place[3]], "offload": one.offload,
-            "schedule": one.schedule,
+            "schedule": one.schedule, "recompute_modules": one.modules,
         }  # fmt: skip
 
     def candidates(self) -> Iterator[dict[str, Any]]:
@@ -490,43 +450,3 @@ def _product(run: TrainRun, keys: tuple[str, ...]) -> int:
         value = getattr(run, key)
         result *= value if isinstance(value, int) else 1
     return result
-
-
-def _clash(framework: str, one: Structure) -> tuple[str, ...]:
-    """The keys of a structure that a framework refuses together; none where it takes them.
-
-    DeepSpeed: a pipeline engine asserts stages below 2; an offloaded optimizer needs stage 1 and takes the
-    gradients along from stage 2 on, offloaded parameters and NVMe need stage 3. Megatron-Core's
-    TransformerConfig refuses offloaded activations with a pipeline or with recomputation, and its optimizer
-    is offloaded by the distributed optimizer alone; what its FSDP divides is published without a pipeline or
-    offload. PyTorch's FSDP offloads what it divides.
-    """
-    sharded = one.zero_stage if isinstance(one.zero_stage, int) else 0
-    if framework == "deepspeed":
-        if one.pp > 1 and sharded > 1:
-            return ("pp", "zero_stage")
-        if (one.offload.startswith("params") or one.offload.endswith("nvme")) and sharded < 3:
-            return ("zero_stage", "offload")
-        if one.offload == "optimizer-cpu" and sharded != 1:
-            return ("zero_stage", "offload")
-        if one.offload == "optimizer+gradients-cpu" and sharded < 2:
-            return ("zero_stage", "offload")
-    if framework in ("fsdp", "torchtitan"):
-        if one.offload.startswith("params") and sharded < 2:
-            return ("zero_stage", "offload")
-        if framework == "torchtitan" and one.pp > 1 and sharded < 2:
-            return ("pp", "zero_stage")
-    if framework == "megatron":
-        if sharded > 1 and one.pp > 1:
-            return ("pp", "zero_stage")
-        if sharded > 1 and one.offload != "none":
-            return ("zero_stage", "offload")
-        if one.offload == "activations-cpu" and one.pp > 1:
-            return ("pp", "offload")
-        if one.offload == "activations-cpu" and one.recompute != "none":
-            return ("recompute", "offload")
-        if one.offload == "optimizer-cpu" and sharded < 1:
-            return ("zero_stage", "offload")
-    if one.schedule not in (None, "1f1b") and one.pp == 1:
-        return ("schedule",)
-    return ()

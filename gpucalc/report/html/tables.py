@@ -96,6 +96,8 @@ def set_word(value: object) -> str:
     """A value as `--set` takes it."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{','.join(map(str, value))}]"
     return "null" if value is None else str(value)
 
 
