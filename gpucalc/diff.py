@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +245,10 @@ def _add(found: dict[str, tuple[Any, str]], path: str, value: Any, unit: str) ->
 
 
 def _fields(item: Any) -> dict[str, Any]:
-    return asdict(item) if is_dataclass(item) and not isinstance(item, type) else dict(item)
+    """What a record or a mapping holds; what a record's repr leaves out is in no document either."""
+    if is_dataclass(item) and not isinstance(item, type):
+        return {one.name: getattr(item, one.name) for one in fields(item) if one.repr}
+    return dict(item)
 
 
 def _choices(
@@ -264,7 +267,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return _plain(asdict(value))
+        return _plain(_fields(value))
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpucalc.plan.answer import Plan
 from gpucalc.plan.evaluate import Subject
 from gpucalc.plan.serve import Deployment, deploy
 from gpucalc.planner import plan_job
+from gpucalc.report import json as as_json
 from gpucalc.search_serving import settle
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.serve_run import ServeRun
@@ -200,3 +202,12 @@ def test_a_head_is_named_by_hand() -> None:
     plan = planned("llama-3.1-70b", "4xh100-sxm-80gb", framework="vllm", tp=4, draft_head_gib=2.0, **DRAFTS)
     assert any("its checkpoint is yours to name" in note for note in plan.notes)
     assert "specul" not in (plan.launch or "")
+
+
+def test_the_document_names_what_drafts_without_its_whole_shape() -> None:
+    run = {"framework": "vllm", "tp": 4, "draft_model": "llama-3.2-1b", **DRAFTS}
+    plan = planned("llama-3.1-70b", "4xh100-sxm-80gb", **run)
+    drafter = as_json.plan(plan, {})["recipe"]["drafter"]
+    assert drafter["name"] == "llama-3.2-1b"
+    assert "graph" not in drafter
+    assert len(json.dumps(drafter)) < 1000

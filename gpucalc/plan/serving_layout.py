@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpucalc.graph import Graph
 from gpucalc.line import Line
@@ -116,9 +116,9 @@ class Drafter:
 
     name: str  # of the catalogue, or of the file
     published: str  # the checkpoint's name
-    graph: Graph | None = None
-    weights: WeightFormat | None = None
-    rope_positions: int = 0
+    graph: Graph | None = field(default=None, repr=False)
+    weights: WeightFormat | None = field(default=None, repr=False)
+    rope_positions: int = field(default=0, repr=False)
     head_bytes: float = 0.0
 
     @property

@@ -218,8 +218,9 @@ def _cited(figure: Figure) -> Iterator[tuple[str, str]]:
 
 
 def record(item: object) -> Document:
-    """A dataclass as a mapping of its fields, in their order."""
-    return {field.name: plain(getattr(item, field.name)) for field in fields(item)}  # type: ignore[arg-type]
+    """A dataclass as a mapping of its fields, in their order; what its repr leaves out is no answer."""
+    shown = (field for field in fields(item) if field.repr)  # type: ignore[arg-type]
+    return {field.name: plain(getattr(item, field.name)) for field in shown}
 
 
 def plain(value: Any) -> Any:
