@@ -211,3 +211,43 @@ def test_the_document_names_what_drafts_without_its_whole_shape() -> None:
     assert drafter["name"] == "llama-3.2-1b"
     assert "graph" not in drafter
     assert len(json.dumps(drafter)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"vllm serve meta-llama/Llama-3.1-70B -tp 4 {CONFIG}", "run.draft_model=meta-llama/Llama-3.2-1B"),
+        (
+            "vllm serve meta-llama/Llama-3.1-70B -tp 4 --speculative-model meta-llama/Llama-3.2-1B"
+            " --num-speculative-tokens 4",
+            "run.draft_model=meta-llama/Llama-3.2-1B",
+        ),
+        (
+            """vllm serve meta-llama/Llama-3.1-70B -tp 4 --speculative-config"""
+            """ '{"method": "eagle3", "model": "head", "num_speculative_tokens": 4}'""",
+            "run.draft_head_gib=GIB",
+        ),
+        (
+            "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B --tp 4"
+            " --speculative-algorithm STANDALONE --speculative-draft-model-path small"
+            " --speculative-num-steps 4 --speculative-eagle-topk 1 --speculative-num-draft-tokens 5",
+            "run.draft_model=small",
+        ),
+        (
+            "llama-server -hf meta-llama/Llama-3.1-70B -md small.gguf --draft-max 4",
+            "run.draft_model=small.gguf",
+        ),
+    ],
+)
+def test_lines_that_draft_ask_for_what_is_accepted(line: str, said: str) -> None:
+    notes = [note for note in resolve(line, CATALOG, gpus="4xh100-sxm-80gb").notes if "drafting" in note]
+    assert len(notes) == 1
+    assert said in notes[0]
+    assert "run.num_speculative_tokens=4" in notes[0]
+
+
+def test_settings_that_are_no_json_are_refused() -> None:
+    with pytest.raises(InputError, match="is not a JSON object"):
+        resolve(
+            "vllm serve meta-llama/Llama-3.1-70B --speculative-config eagle", CATALOG, gpus="4xh100-sxm-80gb"
+        )

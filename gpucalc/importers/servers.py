@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from gpucalc.importers.drafts import llama_drafts, sglang_drafts, vllm_drafts
 from gpucalc.importers.launchers import with_config
 from gpucalc.importers.shell import parse_flags
 from gpucalc.importers.words import Draft, ImportedJob, Words
@@ -25,6 +26,7 @@ LLAMA_SHORT = {
     "ub": "ubatch_size", "np": "parallel", "ctk": "cache_type_k", "ctv": "cache_type_v",
     "fa": "flash_attn", "sm": "split_mode", "ts": "tensor_split", "hf": "hf_repo", "hfr": "hf_repo",
     "t": "threads", "tb": "threads_batch", "mg": "main_gpu", "n": "predict", "cb": "cont_batching",
+    "md": "model_draft", "ngld": "gpu_layers_draft",
     "hff": "hf_file", "ncmoe": "n_cpu_moe", "cmoe": "cpu_moe", "ot": "override_tensor",
 }  # fmt: skip
 _QUANTS = {
@@ -78,6 +80,7 @@ def vllm(flags: Mapping[str, Any], where: str) -> ImportedJob:
     run["enforce_eager"] = bool(words.flag("enforce_eager"))
     run["kv_dtype"] = _cache(words, "kv_cache_dtype")
     _quant(words, run, "quantization")
+    vllm_drafts(words)
     words.skip(
         "host", "port",
         "served_model_name", "api_key", "trust_remote_code", "seed", "chat_template",
@@ -129,6 +132,7 @@ def sglang(flags: Mapping[str, Any], where: str) -> ImportedJob:
     run["enforce_eager"] = bool(words.flag("disable_cuda_graph"))
     run["kv_dtype"] = _cache(words, "kv_cache_dtype")
     _quant(words, run, "quantization")
+    sglang_drafts(words)
     words.skip(
         "host", "port", "served_model_name", "api_key", "trust_remote_code", "random_seed", "log_level",
         "nnodes", "node_rank", "dist_init_addr", "tool_call_parser", "reasoning_parser", "chat_template",
@@ -174,6 +178,7 @@ def llama_line(words: Sequence[str], where: str) -> ImportedJob:
         keys.ask(
             f"gpu-layers {layers}: planned with every layer on the GPU; a smaller model or quant", "run.quant"
         )
+    llama_drafts(keys)
     if keys.text("split_mode") == "row":
         keys.ask("split-mode row divides each matrix over the GPUs", "run.tp")
     keys.skip(
