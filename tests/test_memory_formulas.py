@@ -209,6 +209,7 @@ def test_feed_forward_backward() -> None:
     # gradients of gate and up, and of the input
     assert act.gated_mlp_backward_bytes(tp=1, **rest) == (40 + 40 + 10) * 2 * 100
     assert act.gated_mlp_backward_bytes(tp=4, **rest) == (10 + 10 + 10) * 2 * 100
+    assert act.overwriting_gated_mlp_backward_bytes(tp=4, **rest) == (10 + 10) * 2 * 100
     assert act.plain_mlp_backward_bytes(tp=4, **rest) == (10 + 10) * 2 * 100
 
 
@@ -273,6 +274,7 @@ def test_deepspeed() -> None:
     assert mem.deepspeed_scatter_bytes(bucket_elements=500, params=100, element_bytes=2) == 200
     assert mem.deepspeed_scatter_bytes(bucket_elements=500, params=1000, element_bytes=2) == 1000
     assert mem.cast_gradient_bytes(params=100) == 400
+    assert mem.undivided_weight_bytes(params=1000, element_bytes=2, shard=4) == 1500
     # a quarter of 1,000 16-bit gradients: reduced, and once more in one flat tensor
     assert mem.deepspeed_gradient_partition_bytes(params=1000, element_bytes=2, shard=4) == 500
     flat = {"params": 1000, "element_bytes": 2, "shard": 4}
@@ -343,13 +345,11 @@ def test_optimizer_step() -> None:
 
 
 def test_runtime() -> None:
-    # 1,000 bytes that stay at 4 % and 500 that pass at 20 %: 40 + 100
-    assert (
-        mem.allocator_overhead_bytes(
-            lasting_bytes=1000, passing_bytes=500, lasting_fraction=0.04, passing_fraction=0.2
-        )
-        == 140
-    )
+    # 1,000 bytes that stay at 4 % and 500 that pass at 20 %: 40 + 100; beyond 300 of them at 5 %
+    shares = {"lasting_fraction": 0.04, "passing_fraction": 0.2, "large_fraction": 0.05}
+    used = {"lasting_bytes": 1000, "passing_bytes": 500}
+    assert mem.allocator_overhead_bytes(**used, **shares, large_bytes=9000) == 140
+    assert mem.allocator_overhead_bytes(**used, **shares, large_bytes=300) == 40 + 60 + 10
     assert mem.cuda_context_bytes(context_bytes=512 * MIB) == 536_870_912
     # two groups x 16 channels x 8 MiB
     assert mem.nccl_exchange_buffer_bytes(peers=7, peer_channels=32, channel_bytes=12 * MIB) == 2688 * MIB

@@ -412,6 +412,16 @@ def test_layers_deepspeed_deals_out() -> None:
     assert dealt("torchtitan") == ()
 
 
+def test_stage_3_takes_a_model_whole_that_was_not_made_divided() -> None:
+    third: dict[str, Any] = {"framework": "deepspeed", "zero_stage": 3}
+    whole = phases(4, **third, zero_init=False)["load"]
+    assert whole.child("weights").value + whole.child("undivided_weights").value == 2 * PARAMS
+    assert "undivided_weights" not in names(phases(4, **third)["load"])
+    assert "undivided_weights" not in names(phases(4, framework="deepspeed", zero_init=False)["load"])
+    with pytest.raises(InputError, match="does not apply to fsdp"):
+        TrainRun.read({"framework": "fsdp", "zero_init": True})
+
+
 def test_bf16_of_old_deepspeed_casts_one_gradient_at_a_time() -> None:
     old: dict[str, Any] = {"framework": "deepspeed", "zero_stage": 1, "year": 2022}
     cast = phases(2, **old, grad_accum=2)["backward"].child("cast_gradient")

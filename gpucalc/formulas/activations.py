@@ -393,6 +393,17 @@ def gated_mlp_backward_bytes(*, ffn: Num, hidden: Num, tokens: Num, activation_b
 
 
 @formula(
+    unit="bytes",
+    source="Liger-Kernel ops/swiglu.py: the backward kernel writes both gradients over its inputs; read",
+)
+def overwriting_gated_mlp_backward_bytes(
+    *, ffn: Num, hidden: Num, tokens: Num, activation_bytes: Num, tp: Num
+) -> Num:
+    """The same in one kernel that overwrites gate and up: the product's gradient and the hidden one."""
+    return (ffn / tp + hidden) * activation_bytes * tokens
+
+
+@formula(
     unit="bytes", source="same reasoning as the gated form: one ffn-wide gradient and the hidden gradient"
 )
 def plain_mlp_backward_bytes(*, ffn: Num, hidden: Num, tokens: Num, activation_bytes: Num, tp: Num) -> Num:

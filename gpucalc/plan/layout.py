@@ -160,6 +160,7 @@ class Recipe:
     offload: tuple[str, ...]  # any of optimizer, gradients, parameters, activations; nvme: to disk
     nvme_bytes_per_s: float | None  # of a node's drives together; None: a usual server's
     loaded_bytes: int  # per trained weight as read, before the engine casts it
+    whole_load: bool  # stage 3 takes the whole model onto each GPU before it divides it
     load_assumed: bool  # nobody said in which type weights are read
     in_use_bytes: float  # of each card, by others
     host_load: str  # every-rank | one-rank | none: whole copies of the weights in host memory while loading

@@ -33,6 +33,7 @@ _LASTING = frozenset(
         "reward_weights",
         "averaged_weights",
         "loaded_weights",
+        "undivided_weights",
         "flat_copy",
         "optimizer_states",
         "gradients",
@@ -285,13 +286,16 @@ def _phase(rank: Rank, name: str, parts: tuple[Line, ...]) -> Line:
     allocated = total("allocated", (*parts, workspace), unit="bytes")
     lasting = total("lasting", tuple(part for part in parts if part.name in _LASTING), unit="bytes")
     regular = rank.recipe.framework == "megatron"
+    passing = allowances.REGULAR_PASSING_OVERHEAD if regular else allowances.PASSING_OVERHEAD
     overhead = compute(
         "allocator_overhead",
         mem.allocator_overhead_bytes,
         lasting_bytes=lasting,
         passing_bytes=allocated.value - lasting.value,
-        lasting_fraction=allowances.LASTING_OVERHEAD,
-        passing_fraction=allowances.REGULAR_PASSING_OVERHEAD if regular else allowances.PASSING_OVERHEAD,
+        lasting_fraction=allowances.REGULAR_LASTING_OVERHEAD if regular else allowances.LASTING_OVERHEAD,
+        passing_fraction=passing,
+        large_bytes=allowances.LARGE_BYTES,
+        large_fraction=passing if regular else allowances.LARGE_OVERHEAD,
     )
     return total(name, (allocated, overhead, *processes), unit="bytes")
 

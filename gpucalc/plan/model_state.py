@@ -236,8 +236,10 @@ def load_extra(rank: Rank) -> tuple[Line, ...]:
     weights. (Flattening takes a copy too, but moves to the host where the GPU has no room.)
     """
     recipe, layout = rank.recipe, rank.layout
-    if recipe.framework != "deepspeed" or layout.zero_stage >= 3 or recipe.adapters is not None:
+    if recipe.framework != "deepspeed" or recipe.adapters is not None:
         return ()
+    if layout.zero_stage >= 3:
+        return _undivided(rank) if recipe.whole_load else ()
     moments = []
     if recipe.loaded_bytes != recipe.parameter_bytes:
         moments.append(
@@ -260,6 +262,19 @@ def load_extra(rank: Rank) -> tuple[Line, ...]:
             )
         )
     return largest_of(moments)
+
+
+def _undivided(rank: Rank) -> tuple[Line, ...]:
+    """The rest of the model that stage 3 takes onto each GPU before it divides it."""
+    return (
+        compute(
+            "undivided_weights",
+            mem.undivided_weight_bytes,
+            params=rank.dense + rank.expert,
+            element_bytes=rank.recipe.compute_bytes,
+            shard=rank.layout.shard,
+        ),
+    )
 
 
 def buffers(rank: Rank, *, at_step: bool = False) -> tuple[Line, ...]:

@@ -289,6 +289,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         offload=offload,
         nvme_bytes_per_s=None if run.nvme_gb_per_s is None else run.nvme_gb_per_s * 1e9,
         loaded_bytes=4 if (run.loaded_as or default_loaded_as(run)) == "fp32" else sizes.compute,
+        whole_load=stage == 3 and run.zero_init is False,
         load_assumed=run.loaded_as is None,
         in_use_bytes=(run.memory_in_use_gib or 0.0) * GIB,
         host_load=run.host_load or "none",

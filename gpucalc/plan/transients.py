@@ -272,6 +272,8 @@ def backward_working_set(rank: Rank) -> tuple[Line, ...]:
         )
     else:
         formula = act.gated_mlp_backward_bytes if gated else act.plain_mlp_backward_bytes
+        if gated and recipe.kernels == "fused":
+            formula = act.overwriting_gated_mlp_backward_bytes
         candidates.append(
             compute(
                 "backward_working_set",

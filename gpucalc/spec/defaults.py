@@ -178,6 +178,8 @@ def _loading(
         # Listed, not filled in: a plan that only this makes too large is marginal.
         why = "trainers upcast what is trained before DeepSpeed casts it again"
         listed.append(Default("run.loaded_as", "fp32", why))
+    if run.zero_init is None and run.framework == "deepspeed" and stage == 3:
+        choose("zero_init", True, "Transformers' Trainer builds models under zero.Init at stage 3")
     if run.host_load is None:
         if run.framework in ("megatron", "torchtitan"):
             chosen["host_load"] = "none"

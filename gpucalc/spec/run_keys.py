@@ -28,6 +28,7 @@ TRAIN_KEYS: dict[str, tuple[str, ...]] = {
     "max_live_parameters": ("deepspeed",),
     "nvme_gb_per_s": ("deepspeed",),
     "sub_group_size": ("deepspeed",),
+    "zero_init": ("deepspeed",),
     "sequence_parallel": _MODEL_PARALLEL,
     "dp_shard": ("fsdp", "torchtitan", "megatron"),
     "reshard_after_forward": ("fsdp", "torchtitan"),

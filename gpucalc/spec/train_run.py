@@ -255,6 +255,11 @@ class TrainRun(Spec):
     sub_group_size: Annotated[int, whole(10**15)] | None = Field(
         default=None, description="parameters DeepSpeed's stage 3 steps at a time, 1e9 when unset"
     )
+    zero_init: Flag | None = Field(
+        default=None,
+        description="DeepSpeed's stage 3 divides weights as they are made (zero.Init); false: every GPU takes"
+        " the whole model first",
+    )
     loaded_as: Annotated[str, named(LOADED_AS)] | None = Field(
         default=None, description="element type of trained weights before the engine casts them"
     )
