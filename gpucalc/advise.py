@@ -10,10 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from gpucalc.errors import GpucalcError
+from gpucalc.graph import Graph
 from gpucalc.plan.answer import HOST, Action, Level, Plan
 from gpucalc.plan.evaluate import ErrorTable, Subject
 from gpucalc.plan.resolve import settle
 from gpucalc.search import plan_best
+from gpucalc.search.frameworks import knows, module_sets
+from gpucalc.spec.defaults import THIS_YEAR
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.train_run import TrainRun
 
@@ -43,7 +46,7 @@ def advised(
     """
     actions = [
         action
-        for title, changes in _changes(plan, run)
+        for title, changes in _changes(plan, run, subject.graph)
         if (action := _tried(plan, subject, run, cluster, title, changes, errors)) is not None
     ]
     seen: dict[str, Action] = {}
@@ -59,6 +62,8 @@ def advised(
         better = _RANK[plan.verdict.level]
         kept = [a for a in actions if a.needed_bytes < needed * WORTH_MEMORY or _RANK[a.level] < better]
         kept.sort(key=lambda a: (_RANK[a.level], -(a.tokens_per_s or 0), a.needed_bytes))
+        if kept and kept[0].level is Level.FITS:  # beside what is enough, what is not says nothing
+            kept = [action for action in kept if action.level is not Level.DOES_NOT_FIT]
     kept = kept[:MOST_ACTIONS]
     if len(cluster.pools) > 1 and clusters is not None:
         kept = [*_without_a_kind(plan, subject, run, cluster, clusters, errors), *kept]
@@ -184,7 +189,8 @@ def _tried(
 ) -> Action | None:
     """The action a change amounts to, None when it is illegal here."""
     try:
-        stated = run.model_dump(exclude_none=True, exclude=set(_FOLLOWS))
+        left_out = {*_FOLLOWS, *(["recompute_modules"] if "recompute" in changes else [])}
+        stated = run.model_dump(exclude_none=True, exclude=left_out)
         changed, _ = settle(TrainRun.read({**stated, **changes}))
         found = plan_best(subject, changed, cluster, name=plan.name, fleet=plan.fleet, errors=errors)
     except GpucalcError:
@@ -224,17 +230,25 @@ def _speed(plan: Plan) -> float:
     return float(plan.throughput.child("tokens_per_s").value) if plan.throughput is not None else 0.0
 
 
-def _changes(plan: Plan, run: TrainRun) -> Iterator[tuple[str, dict[str, Any]]]:
+def _selective(run: TrainRun, graph: Graph) -> dict[str, Any]:
+    """The selective recomputation that costs least: of Megatron-Core, modules that cost next to nothing."""
+    year = run.year if run.year is not None else THIS_YEAR
+    if run.framework != "megatron" or not knows("megatron", "modules", year) or not graph.stacks:
+        return {"recompute": "selective"}
+    return {"recompute": "selective", "recompute_modules": module_sets(run, graph)[0]}
+
+
+def _changes(plan: Plan, run: TrainRun, graph: Graph) -> Iterator[tuple[str, dict[str, Any]]]:
     """Single changes that could help, in words and keys. Each is judged by planning it."""
     layout, recipe = plan.layout, plan.recipe
     tight = plan.verdict.level is not Level.FITS
     if recipe.attention == "eager":
         yield "flash attention", {"attention": "flash"}
     if tight:
-        yield from _memory_changes(plan, run)
+        yield from _memory_changes(plan, run, graph)
         return
     if recipe.recompute == "full":
-        yield "selective recompute", {"recompute": "selective"}
+        yield "selective recompute", _selective(run, graph)
     if recipe.recompute != "none":
         yield "no recompute", {"recompute": "none"}
     for factor in (2, 4):
@@ -260,12 +274,14 @@ def _host_changes(plan: Plan, run: TrainRun) -> Iterator[tuple[str, dict[str, An
         yield "offload to NVMe", {"offload": f"{kept}-nvme"}
 
 
-def _memory_changes(plan: Plan, run: TrainRun) -> Iterator[tuple[str, dict[str, Any]]]:
+def _memory_changes(plan: Plan, run: TrainRun, graph: Graph) -> Iterator[tuple[str, dict[str, Any]]]:
     layout, recipe = plan.layout, plan.recipe
     if plan.verdict.phase == "load" and recipe.loaded_bytes > recipe.parameter_bytes:
         yield "weights read in 16 bit", {"loaded_as": "16-bit"}
     if plan.verdict.host_decides:
         yield from _host_changes(plan, run)
+    if recipe.recompute == "none" and run.framework in ("megatron", "torchtitan"):
+        yield "selective recompute", _selective(run, graph)
     if recipe.recompute != "full":
         yield "full recompute", {"recompute": "full"}
     if layout.micro_batch > 1:

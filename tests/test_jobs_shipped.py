@@ -11,6 +11,7 @@ from gpucalc.catalog import open_catalog, shipped
 from gpucalc.jobs import resolve
 from gpucalc.plan.answer import Action, Level, Plan
 from gpucalc.planner import plan_job
+from gpucalc.report.screen import set_word
 from gpucalc.spec.train_run import TrainRun
 
 CATALOG = open_catalog()
@@ -84,9 +85,7 @@ def test_actions_can_be_done(name: str) -> None:
         keys = {key: value for key, value in action.changes.items() if key != "gpus"}
         if gpus is not None and "drop" not in action.title:
             continue  # a fleet found by search: its layout is more than the keys it names
-        sets = tuple(
-            f"{key}={'null' if value is None else str(value).lower()}" for key, value in keys.items()
-        )
+        sets = tuple(f"{key}={set_word(value)}" for key, value in keys.items())
         found = changed(name, gpus, *sets)
         assert found.verdict.level is action.level, action.title
         assert found.verdict.needed.value == pytest.approx(action.needed_bytes), action.title

@@ -13,10 +13,9 @@ from gpucalc.catalog import open_catalog
 from gpucalc.errors import InputError, UnknownName
 from gpucalc.jobs import ResolvedJob, resolve
 from gpucalc.layouts import Layouts, best_layouts
-from gpucalc.report.html.tables import set_word
 from gpucalc.report.layouts import report
 from gpucalc.report.schemas import schema
-from gpucalc.report.screen import render
+from gpucalc.report.screen import render, set_word
 
 CATALOG = open_catalog()
 SETS = ("run.cp=1", "run.offload=none", "run.micro_batch=1")

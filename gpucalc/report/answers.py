@@ -297,7 +297,7 @@ def _headline(found: Diagnosis) -> str:
 def _changes(changes: tuple[Change, ...]) -> Iterator[RenderableType]:
     from rich.text import Text
 
-    from gpucalc.report.screen import QUIET, clean, indent
+    from gpucalc.report.screen import QUIET, clean, indent, set_word
 
     for change in changes:
         word = "fits" if change.level is Level.FITS else "marginal"
@@ -311,12 +311,5 @@ def _changes(changes: tuple[Change, ...]) -> Iterator[RenderableType]:
         if change.usd_per_hour is not None:
             words += f", ${change.usd_per_hour:,.2f}/h"
         yield indent(Text(clean(words)))
-        settings = " ".join(f"--set {key}={_set(value)}" for key, value in change.changes.items())
+        settings = " ".join(f"--set {key}={set_word(value)}" for key, value in change.changes.items())
         yield indent(Text(clean(settings), style=QUIET), 4)
-
-
-def _set(value: object) -> str:
-    """A value as `--set` takes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "null" if value is None else str(value)

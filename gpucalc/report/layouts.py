@@ -11,7 +11,7 @@ from rich.text import Text
 from gpucalc import units
 from gpucalc.layouts import SAID_BY_DEGREES, Layouts, Option, Size, one_copy
 from gpucalc.plan.answer import Level
-from gpucalc.report.screen import QUIET, clean, columns, heading, indent, whole
+from gpucalc.report.screen import QUIET, clean, columns, heading, indent, set_word, whole
 
 # Keys in the order of the table, what heads them, and the value that says nothing.
 HEADS = {
@@ -223,6 +223,5 @@ def _again(found: Layouts, command: str) -> Iterator[RenderableType]:
 
 def _setting(key: str, value: Any) -> str:
     """A key and its value as a shell takes them."""
-    if isinstance(value, tuple | list):
-        return f"'run.{key}=[{','.join(value)}]'"
-    return f"run.{key}={str(value).lower() if isinstance(value, bool) else value}"
+    said = f"run.{key}={set_word(value)}"
+    return f"'{said}'" if "[" in said else said

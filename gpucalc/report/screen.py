@@ -82,6 +82,15 @@ def quantity(value: Any, unit: str) -> str:
             return f"{whole(value)} {clean(unit)}"
 
 
+def set_word(value: object) -> str:
+    """A value as `--set` takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{','.join(map(set_word, value))}]"
+    return "null" if value is None else clean(value)
+
+
 def dollars(value: float) -> str:
     """Money, in cents while they matter."""
     return f"${value:,.2f}" if abs(value) < 1000 else f"${value:,.0f}"

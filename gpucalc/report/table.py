@@ -28,6 +28,7 @@ from gpucalc.report.screen import (
     indent,
     label,
     quantity,
+    set_word,
     whole,
 )
 
@@ -284,7 +285,7 @@ def _facts(parent: Line, lines: tuple[Line, ...] | None = None) -> Table:
 def _assumptions(answer: Plan) -> Table:
     table = grid("left", "left")
     for item in answer.assumptions:
-        value = "" if item.value == "" else f" = {_word(item.value)}"
+        value = "" if item.value == "" else f" = {set_word(item.value)}"
         table.add_row(Text(clean(item.key) + value), Text(clean(item.why), style=QUIET))
     return table
 
@@ -329,16 +330,9 @@ def _actions(actions: tuple[Action, ...]) -> RenderableType:
     parts: list[RenderableType] = [Text(line(heads), style=HEADING)]
     for row, action in zip(rows, actions, strict=True):
         parts.append(Text(line(row)))
-        settings = " ".join(f"{clean(key)}={_word(value)}" for key, value in action.changes.items())
+        settings = " ".join(f"{clean(key)}={set_word(value)}" for key, value in action.changes.items())
         parts.append(indent(Text(settings, style=QUIET)))
     return Group(*parts)
-
-
-def _word(value: object) -> str:
-    """A value as `--set` takes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "null" if value is None else clean(value)
 
 
 def _explained(item: Explanation, depth: int, shown: set[int]) -> Iterator[RenderableType]:

@@ -10,10 +10,10 @@ from gpucalc.layouts import Layouts, Option
 from gpucalc.plan.answer import LoadPoint, Plan
 from gpucalc.report.html.ledger import Ledger
 from gpucalc.report.html.pieces import Row, Section, figure, legend, section, table
-from gpucalc.report.html.tables import LEVELS, set_word
+from gpucalc.report.html.tables import LEVELS
 from gpucalc.report.layouts import HEADS, idle
 from gpucalc.report.markup import Html, tag, text
-from gpucalc.report.screen import whole
+from gpucalc.report.screen import set_word, whole
 from gpucalc.report.svg.axes import Axis, linear, logarithmic
 from gpucalc.report.svg.plot import Curve, Point, plot
 from gpucalc.scale import Scaling, Size, rental_price

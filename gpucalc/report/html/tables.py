@@ -12,7 +12,7 @@ from gpucalc.plan.answer import Level, Plan
 from gpucalc.report.html.ledger import Ledger
 from gpucalc.report.html.pieces import Row, Section, facts_rows, section, table
 from gpucalc.report.markup import Html, join, tag, text
-from gpucalc.report.screen import whole
+from gpucalc.report.screen import set_word, whole
 from gpucalc.report.table import assumed_figures
 
 LEVELS = {Level.FITS: "fits", Level.MARGINAL: "marginal", Level.DOES_NOT_FIT: "does not fit"}
@@ -90,15 +90,6 @@ def actions(answer: Plan) -> Section | None:
     heads = ("change", "needs", "step", "tokens/s", "verdict")
     changes = table("Each change planned again", heads, rows(), numbers=3, name="wide")
     return section("help", "What would help", changes)
-
-
-def set_word(value: object) -> str:
-    """A value as `--set` takes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple | list):
-        return f"[{','.join(map(str, value))}]"
-    return "null" if value is None else str(value)
 
 
 def documents(estimates: Sequence[Estimate], ledger: Ledger) -> Section:
