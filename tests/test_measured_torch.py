@@ -447,7 +447,10 @@ def test_temporaries_of_an_adamw_step(kind: str, temporaries: int) -> None:
     ]
     with live(*held) as mode:
         optimizer.step()
-    whole = mem.foreach_step_bytes(params=6 * 64 * 64, state_bytes=4 * temporaries, shard=1)
+    params = 6 * 64 * 64
+    whole = mem.foreach_step_bytes(
+        params=params, state_bytes=4 * temporaries, shard=1, sub_group_elements=params
+    )
     assert mode.peak == pytest.approx(whole, abs=1024)
 
 

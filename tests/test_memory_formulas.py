@@ -338,7 +338,9 @@ def test_megatron() -> None:
 
 def test_optimizer_step() -> None:
     # 1,000 parameters, a temporary of 4 bytes each, over 4 ranks
-    assert mem.foreach_step_bytes(params=1000, state_bytes=4, shard=4) == 1000
+    step = {"params": 1000, "state_bytes": 4, "shard": 4}
+    assert mem.foreach_step_bytes(**step, sub_group_elements=1000) == 1000
+    assert mem.foreach_step_bytes(**step, sub_group_elements=100) == 400
 
 
 # --- outside the allocator ---------------------------------------------------------------------------------

@@ -334,9 +334,12 @@ def dummy_weight_gradient_bytes(*, matmul_params: Num, tp: Num) -> Num:
     unit="bytes",
     source="torch AdamW foreach: measured 1.000 x the parameters stepped together, in state type",
 )
-def foreach_step_bytes(*, params: Num, state_bytes: Num, shard: Num) -> Num:
-    """Temporaries of a step that is not one kernel: roots and denominators of the second moment."""
-    return params * state_bytes / shard
+def foreach_step_bytes(*, params: Num, state_bytes: Num, shard: Num, sub_group_elements: Num) -> Num:
+    """Temporaries of a step that is not one kernel: roots and denominators of the second moment.
+
+    DeepSpeed's stage 3 steps one sub-group after the other.
+    """
+    return minimum(params / shard, sub_group_elements) * state_bytes
 
 
 @formula(unit="bytes", source="constants fitted on published reserved, device and allocated peaks")

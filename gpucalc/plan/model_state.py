@@ -335,16 +335,15 @@ def step_transients(rank: Rank) -> tuple[Line, ...]:
     lines = []
     if "optimizer" in recipe.offload:
         return ()
+    sub_group = None  # stage 3 steps one after the other
+    if recipe.framework == "deepspeed" and layout.zero_stage >= 3:
+        sub_group = allowances.stated("sub_group_size", recipe.sub_group, allowances.DEEPSPEED_SUB_GROUP)
     # With fp32 gradients (bf16 before 2023) their partition is a view of what is there.
     if recipe.framework == "deepspeed" and recipe.fp32_masters and recipe.gradient_bytes != 6:
         group: dict[str, Any] = {
             "params": trained,
             "shard": layout.shard if layout.zero_stage >= 1 else 1,
-            "sub_group_elements": allowances.stated(
-                "sub_group_size", recipe.sub_group, allowances.DEEPSPEED_SUB_GROUP
-            )
-            if layout.zero_stage >= 3
-            else trained,
+            "sub_group_elements": sub_group or trained,
         }
         lines.append(compute("fp32_gradient_partition", mem.deepspeed_step_gradient_bytes, **group))
         if recipe.engine_stage >= 1:
@@ -369,6 +368,7 @@ def step_transients(rank: Rank) -> tuple[Line, ...]:
                     params=params,
                     state_bytes=size,
                     shard=layout.shard if layout.zero_stage >= 1 else 1,
+                    sub_group_elements=sub_group or params,
                 )
                 for params, size in stepped
             ]
