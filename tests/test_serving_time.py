@@ -90,6 +90,21 @@ def test_products_by_hand() -> None:
     assert f.product_s(multiply_s=3.0, read_s=4.0, p=2, kernel_share=0.8) == 6.25
 
 
+def test_tiles_by_hand() -> None:
+    # 4,096 rows over 128 experts, and half a tile of 128 more for each
+    assert f.tiled_rows(rows=4096, experts=128, tokens=512, tile=128) == 12_288
+    assert f.tiled_rows(rows=256, experts=82, tokens=32, tile=128) == 256 + 82 * 16
+
+
+# ggml-org/llama.cpp pull request 22298: a prompt of 2,048 tokens, by tokens a pass.
+@pytest.mark.parametrize(("tokens", "published"), [(128, 1768.79), (256, 2552.34), (512, 3487.80)])
+def test_experts_compute_whole_tiles(tokens: int, published: float) -> None:
+    run = {"framework": "llamacpp", "quant": "q4_k_m", "version": "b8900", "isl": 2048, "osl": 1}
+    run |= {"max_model_len": 4096, "max_num_batched_tokens": tokens}
+    time = timed("gemma-4-26b-a4b", (1, "rtx-3090"), concurrency=1, **run)
+    assert 2048 / time.prefill_s.value == pytest.approx(published, rel=0.2)
+
+
 def test_attention_by_hand() -> None:
     assert f.cache_read_bytes(requests=4, context=1000, token_bytes=4096) == 16_384_000
     # read once, copied (2), written and read for each of 4 query heads

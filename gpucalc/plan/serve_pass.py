@@ -38,6 +38,7 @@ BALANCE = Line(
     source="fitted to TensorRT-LLM 1.0 runs of Qwen3-235B-A22B and Llama 4 Maverick on eight GPUs",
 )
 LOGIT_BYTES = 4
+FEW_ROWS = 8  # are multiplied row by row, without tiles
 WIDENED_ROWS = 65  # up to 64 rows are multiplied as stored
 # Kernels of attention that is not fused beyond those of one that is: input converted, pointers of the heads,
 # product, result converted, twice; softmax; rows put together (ggml-org/llama.cpp b2833 ggml-cuda.cu).
@@ -132,12 +133,14 @@ class Server(Mixers):
         ranks: float = 1
         matrices: Any = linear.copies
         rows = load.rows * linear.active
+        computed: Any = rows
         outputs: float = linear.outputs
         inputs: float = linear.inputs
         if expert:
             ranks = self.layout.expert_ranks
             matrices = _touched(linear.copies, linear.active, expert_rows)
             rows = expert_rows * linear.active
+            computed = self._tiled(rows, matrices, expert_rows)
         elif linear.shard is Shard.ROW:
             inputs = inputs / self.layout.tp
         elif linear.shard is not Shard.REPLICATED:
@@ -154,7 +157,17 @@ class Server(Mixers):
             operand_bytes=stored if rates["low"] else self.recipe.dtype_bytes,
             result_bytes=self.recipe.dtype_bytes,
         )
-        return self._joined(linear.name, rows / ranks, inputs, outputs, moved, rates, grouped=expert)
+        each = value_of(computed) / ranks if expert else rows
+        return self._joined(linear.name, each, inputs, outputs, moved, rates, grouped=expert)
+
+    def _tiled(self, rows: float, experts: Line, tokens: float) -> Line | float:
+        """Rows that a product with many experts computes, whole tiles of them once there are many."""
+        tile = self.speed.grouped_tile
+        if tile is None or self.one_by_one or tokens <= FEW_ROWS:
+            return rows
+        return compute(
+            "rows", g.tiled_rows, rows=rows, experts=experts, tokens=tokens, tile=tile.line("tile")
+        )
 
     def _widening(self, block: Block, expert_rows: float) -> Iterator[Line]:
         """Weights of fewer bits written out in 16 bit, matrix by matrix."""

@@ -73,7 +73,8 @@ class EngineSpeed(Spec):
     values and widens them to the query heads. grouped_since: the version before which each query head reads
     its keys and values anew. widens_before: the version before which weights of fewer bits are written out
     in 16 bit before many rows are multiplied with them. expert_launch: time a matrix of each expert takes
-    where they are multiplied with one after another, until the version of experts_together. launch_queue:
+    where they are multiplied with one after another, until the version of experts_together. grouped_tile:
+    rows of a tile of the kernel that multiplies with all experts at once, from that version on. launch_queue:
     kernels that wait on one GPU before the one host thread that starts them waits too, with
     product_launches for a product of many rows and layer_launches for the rest of a layer; chunk_copies: of
     a prompt's chunks, so many have inputs of their own.
@@ -99,6 +100,7 @@ class EngineSpeed(Spec):
     widens_before: str | None = None
     expert_launch: Figure | None = None
     experts_together: str | None = None
+    grouped_tile: Figure | None = None
     launch_queue: Figure | None = None
     product_launches: Figure | None = None
     layer_launches: Figure | None = None
