@@ -402,3 +402,17 @@ def test_a_step_from_drives_takes_what_they_take_longer() -> None:
     host, drives = optimizer("optimizer-cpu"), optimizer("optimizer-nvme", nvme_gb_per_s=10)
     assert drives - host == pytest.approx(2 * params * 16 * 8 / 10e9, rel=1e-6)
     assert optimizer("optimizer-nvme") < drives
+
+
+def test_megatron_clears_and_clips_gradients_on_the_gpu_wherever_it_steps() -> None:
+    graph, cluster = graph_of("llama-3-8b"), cluster_of(8)
+
+    def parts(offload: str) -> dict[str, float]:
+        line = step_time(graph, layout_of(), recipe_of(graph, offload=offload), cluster).child("optimizer")
+        return {part.name: float(part.value) for part in line.children}
+
+    own, host = parts("none"), parts("optimizer-cpu")
+    assert set(own) == {"gradient_buffer", "clip", "update"}
+    assert set(host) == {"gradient_buffer", "clip", "host"}
+    assert all(host[name] == own[name] for name in ("gradient_buffer", "clip"))
+    assert host["host"] > own["update"]

@@ -239,9 +239,27 @@ def optimizer_line(stage: Stage, layout: Layout, recipe: Recipe, device: Device,
     dense, expert = _trained(stage, layout, recipe)
     sharded = layout.zero_stage >= 1
     local = dense / (layout.shard if sharded else 1) + expert / (layout.expert_shard if sharded else 1)
-    if "optimizer" in recipe.offload:
+    parts: list[Line] = []
+    if recipe.framework == "megatron":  # whole, though each rank steps a share of it
+        buffer = compute(
+            "buffer_bytes",
+            f.gradient_buffer_bytes,
+            params=dense + expert,
+            gradient_bytes=recipe.gradient_bytes,
+        )
+        parts.append(device.move("gradient_buffer", buffer))
+    offloaded = "optimizer" in recipe.offload
+    if not offloaded or recipe.framework == "megatron":  # which clips before it copies
+        clip = compute(
+            "clip_bytes",
+            f.gradient_clip_bytes,
+            params=local,
+            gradient_bytes=recipe.gradient_bytes,
+        )
+        parts.append(device.move("clip", clip))
+    if offloaded:
         stepped = compute(
-            "optimizer",
+            "host",
             f.host_update_s,
             params=local,
             gradient_bytes=recipe.gradient_bytes,
@@ -251,24 +269,20 @@ def optimizer_line(stage: Stage, layout: Layout, recipe: Recipe, device: Device,
             ranks_per_node=ranks_per_node,
             host_bytes_per_s=HOST_BANDWIDTH,
         )
-        if "nvme" not in recipe.offload:
-            return stepped
-        swapped = compute(
-            "nvme",
-            f.nvme_update_s,
-            params=local,
-            state_bytes=recipe.optimizer_bytes,
-            gradient_bytes=MASTER_GRADIENT_BYTES,
-            ranks_per_node=ranks_per_node,
-            nvme_bytes_per_s=_nvme(recipe),
-        )
-        return total("optimizer", (replace(stepped, name="host"), swapped), unit="s")
-    clip = compute(
-        "clip_bytes",
-        f.gradient_clip_bytes,
-        params=local,
-        gradient_bytes=recipe.gradient_bytes,
-    )
+        parts.append(stepped)
+        if "nvme" in recipe.offload:
+            swapped = compute(
+                "nvme",
+                f.nvme_update_s,
+                params=local,
+                state_bytes=recipe.optimizer_bytes,
+                gradient_bytes=MASTER_GRADIENT_BYTES,
+                ranks_per_node=ranks_per_node,
+                nvme_bytes_per_s=_nvme(recipe),
+            )
+            parts.append(swapped)
+        alone = len(parts) == 1
+        return replace(stepped, name="optimizer") if alone else total("optimizer", tuple(parts), unit="s")
     update = compute(
         "update_bytes",
         f.optimizer_traffic_bytes,
@@ -278,15 +292,7 @@ def optimizer_line(stage: Stage, layout: Layout, recipe: Recipe, device: Device,
         parameter_bytes=recipe.parameter_bytes,
         passes=OPTIMIZER_PASSES[recipe.kernels],
     )
-    parts = [device.move("clip", clip), device.move("update", update)]
-    if recipe.framework == "megatron":  # whole, though each rank steps a share of it
-        buffer = compute(
-            "buffer_bytes",
-            f.gradient_buffer_bytes,
-            params=dense + expert,
-            gradient_bytes=recipe.gradient_bytes,
-        )
-        parts.insert(0, device.move("gradient_buffer", buffer))
+    parts.append(device.move("update", update))
     calls = _optimizer_calls(stage, recipe)
     if calls:
         # The host is the slower side on the many small tensors of the layers, not on the tables.
