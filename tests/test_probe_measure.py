@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from fake_nvml import H100, RTX4090, FakeNvml
+from processes import ENVIRONMENT, LONG_S, STANDALONE
 
 from gpucalc.__main__ import main
 from gpucalc.catalog import open_catalog
@@ -28,8 +28,6 @@ from gpucalc.probe.sweeps import sweep
 from gpucalc.probe.worker import Config
 from gpucalc.spec.calibration import read_calibration
 
-ROOT = Path(__file__).parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
 QUICK = ["probe", "--device", "cpu", "--quick"]
 
 
@@ -101,9 +99,7 @@ def test_the_quick_probe_writes_a_calibration_that_plans_read(
 ) -> None:
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
-    start = time.monotonic()
     assert main(QUICK) == 0
-    assert time.monotonic() - start < 60
     (file,) = tmp_path.glob("calibration-cpu-*.yaml")
     said = capsys.readouterr()
     assert "a CPU: no plan takes these for a GPU" in said.out
@@ -178,10 +174,10 @@ def test_no_worker_outlives_a_killed_command() -> None:
     assert pids
     command.process.kill()
     command.rest()
-    end = time.monotonic() + 10
-    while not gone(pids) and time.monotonic() < end:
+    end = time.monotonic() + 60
+    while not all(map(dead, pids)) and time.monotonic() < end:
         time.sleep(0.1)
-    assert all(Path(f"/proc/{pid}").exists() is False or zombie(pid) for pid in pids)
+    assert all(map(dead, pids))
 
 
 def children(parent: int) -> dict[str, int]:
@@ -198,18 +194,20 @@ def children(parent: int) -> dict[str, int]:
     return found
 
 
-def zombie(pid: int) -> bool:
-    """Dead, and only not yet collected by whoever inherited it."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+def dead(pid: int) -> bool:
+    """Gone, or only not yet collected by whoever inherited it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def test_torchrun_starts_the_same_program(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     file = tmp_path / "torchrun.yaml"
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
     probe = ["-m", "gpucalc", *QUICK, "--comm", "-o", str(file), "--json"]
     done = subprocess.run(
-        [sys.executable, *words, *probe], capture_output=True, text=True, env=ENVIRONMENT, timeout=120
+        [sys.executable, *STANDALONE, *probe], capture_output=True, text=True, env=ENVIRONMENT, timeout=LONG_S
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)  # of the first rank alone
@@ -218,12 +216,6 @@ def test_torchrun_starts_the_same_program(tmp_path: Path) -> None:
     assert (found.collectives.ranks, found.collectives.nodes) == (2, 1)
     assert document["calibration"]["collectives"]["ranks"] == 2
     assert all(point["correct"] for point in found.points)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def test_a_first_rank_told_to_stop_still_writes_its_file(

@@ -6,13 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_probe_measure import ENVIRONMENT, free_port
+from processes import ENVIRONMENT, LONG_S, STANDALONE, free_port
 
 from gpucalc.builders.build import build_graph
 from gpucalc.catalog import open_catalog
@@ -153,12 +152,11 @@ def test_a_step_alone_takes_the_planned_bytes(more: dict[str, Any]) -> None:
 # -- the command ----------------------------------------------------------------------------------
 
 
-def probe(*words: str, ranks: int = 2, timeout: float = 120) -> tuple[int, str, str, float]:
-    """The command on so many CPU processes: exit code, what it said, and how long it took."""
+def probe(*words: str, ranks: int = 2) -> tuple[int, str, str]:
+    """The command on so many CPU processes: exit code, and what it said."""
     line = [sys.executable, "-m", "gpucalc", "probe", "--device", "cpu", "--quick", "--ranks", str(ranks)]
-    start = time.monotonic()
-    done = subprocess.run([*line, *words], capture_output=True, text=True, env=ENVIRONMENT, timeout=timeout)
-    return done.returncode, done.stdout, done.stderr, time.monotonic() - start
+    done = subprocess.run([*line, *words], capture_output=True, text=True, env=ENVIRONMENT, timeout=LONG_S)
+    return done.returncode, done.stdout, done.stderr
 
 
 def workers() -> list[str]:
@@ -181,7 +179,7 @@ JOB = ("--stages", "models/gpt2", "--gpus", "2xH100-SXM")
 
 def test_three_stages_on_two_processes(tmp_path: Path) -> None:
     record = tmp_path / "r.jsonl"
-    code, out, err, _ = probe(*JOB, "--set", "run.framework=ddp", "--soak", "2s", "-o", str(record), "--json")
+    code, out, err = probe(*JOB, "--set", "run.framework=ddp", "--soak", "2s", "-o", str(record), "--json")
     assert code == 0, err
     found = json.loads(out)["stages"]
     assert found["verdict"] == "passed", found["findings"]
@@ -198,7 +196,7 @@ def test_three_stages_on_two_processes(tmp_path: Path) -> None:
     losses = [one["loss"] for line in lines if line["kind"] == "window" for one in line["ranks"]]
     assert len(set(losses)) > 1
     # The same command goes on: the stages are not repeated, only the soak is.
-    code, out, err, _ = probe(*JOB, "--set", "run.framework=ddp", "--soak", "3s", "-o", str(record), "--json")
+    code, out, err = probe(*JOB, "--set", "run.framework=ddp", "--soak", "3s", "-o", str(record), "--json")
     assert code == 0, err
     assert json.loads(out)["stages"]["soak"]["hours"] >= 3 / 3600
     more, _ = read(record)
@@ -216,10 +214,9 @@ def test_three_stages_on_two_processes(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_fault_among_collectives_is_named(fault: str, ranks: int, words: str, tmp_path: Path) -> None:
     file = tmp_path / "partial.yaml"
-    code, _, err, took = probe("--comm", "--inject", fault, "-o", str(file), ranks=ranks)
+    code, _, err = probe("--comm", "--inject", fault, "-o", str(file), ranks=ranks)
     assert code == 4
     assert words in err.splitlines()[-1]
-    assert took < 30 + 30  # the start of the processes and torch's import, and the promised half minute
     found = read_calibration(file)
     assert words in str(found.incomplete)
     assert found.points  # what came before is kept
@@ -229,9 +226,7 @@ def test_a_fault_among_collectives_is_named(fault: str, ranks: int, words: str, 
 @pytest.mark.parametrize("fault", ["kill-rank", "slow-rank"])
 def test_a_fault_in_a_soak_is_named(fault: str, tmp_path: Path) -> None:
     record = tmp_path / "r.jsonl"
-    code, out, err, _ = probe(
-        *JOB, "--soak", "10min", "--timeout", "10", "--inject", fault, "-o", str(record)
-    )
+    code, out, err = probe(*JOB, "--soak", "10min", "--timeout", "10", "--inject", fault, "-o", str(record))
     assert code == 4
     assert "failed: gpt2 on 2 processes of a CPU" in out
     words = "rank 1 was killed (SIGKILL) during soak" if fault == "kill-rank" else "rank 1 is slow"
@@ -245,11 +240,10 @@ def test_a_fault_in_a_soak_is_named(fault: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["kill-rank", "slow-rank"])
 def test_a_fault_under_torchrun_is_named_and_what_was_measured_kept(fault: str, tmp_path: Path) -> None:
     file = tmp_path / "partial.yaml"
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
     asked = ["--quick", "--comm", "--inject", fault, "--timeout", "15", "-o", str(file)]
     done = subprocess.run(
-        [sys.executable, *words, "-m", "gpucalc", "probe", "--device", "cpu", *asked],
-        capture_output=True, text=True, env=ENVIRONMENT, timeout=120,
+        [sys.executable, *STANDALONE, "-m", "gpucalc", "probe", "--device", "cpu", *asked],
+        capture_output=True, text=True, env=ENVIRONMENT, timeout=LONG_S,
     )  # fmt: skip
     assert done.returncode != 0
     said = next(line for line in done.stderr.splitlines() if line.startswith("gpucalc: rank 1"))
@@ -272,7 +266,7 @@ def test_stages_start_under_srun_on_every_rank(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    said = [rank.communicate(timeout=120) for rank in ranks]
+    said = [rank.communicate(timeout=LONG_S) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert "gpt2 on 2 processes of a CPU" in said[0][0]
     assert said[1] == ("", "")  # the first rank speaks for all

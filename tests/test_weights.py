@@ -7,7 +7,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -346,13 +345,12 @@ def test_a_file_of_100_gb_that_lies_costs_no_time_and_no_memory(tmp_path: Path) 
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
     paths = [str(tmp_path / name) for name in cases]
-    start = time.monotonic()
-    out = subprocess.run([sys.executable, "-c", script, *paths], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", script, *paths]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert "read" not in out.stdout
     *times, grown = map(float, out.stdout.split())
-    assert max(times) < 1.0
+    assert max(times) < 10  # of the processor; to read 100 GB takes longer anywhere
     assert grown < 50 * 1024
-    assert time.monotonic() - start < 20
 
 
 def test_a_folder_says_its_weights_and_a_broken_one_that_it_does_not_count_them(tmp_path: Path) -> None:

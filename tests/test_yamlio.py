@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -110,10 +110,8 @@ def test_an_alias_bomb_is_refused_at_once(form: str) -> None:
         else:
             keys = ", ".join(f"k{k}: *a{i - 1}" for k in range(10))
             lines.append(f"a{i}: &a{i} {{{keys}}}")
-    start = time.perf_counter()
-    with pytest.raises(InputError, match="aliases expand to"):
+    with pytest.raises(InputError, match="aliases expand to"):  # billions of values would take for ever
         parse_yaml("\n".join(lines), "bomb.yaml")
-    assert time.perf_counter() - start < 1
 
 
 def test_a_few_aliases_are_fine() -> None:
@@ -149,10 +147,13 @@ def test_a_large_file_is_refused_without_being_read(tmp_path: Path) -> None:
     path = tmp_path / "large.yaml"
     with path.open("wb") as file:
         file.truncate(100 * 2**20)
-    start = time.perf_counter()
-    with pytest.raises(InputError, match=r"too large to be read: 100\.0 MiB; the limit is 8 MiB"):
-        load_yaml(path)
-    assert time.perf_counter() - start < 0.5
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match=r"too large to be read: 100\.0 MiB; the limit is 8 MiB"):
+            load_yaml(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_limit_can_be_raised_and_lists_asked_for(tmp_path: Path) -> None:
