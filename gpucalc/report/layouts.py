@@ -134,7 +134,7 @@ def _legend(rows: Sequence[Option]) -> list[RenderableType]:
 
 def _mark(row: Option, fastest: float | None) -> str:
     if row.level is Level.DOES_NOT_FIT:
-        return "does not fit"
+        return "no fit"
     if row.step_s is None or fastest is None or row.step_s == fastest:
         return ""
     slower = row.step_s / fastest - 1

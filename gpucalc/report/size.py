@@ -221,17 +221,26 @@ def _table(offers: Sequence[Offer], order: str) -> RenderableType:
             "" if offer.rate is None else whole(round(offer.rate)),
             "" if offer.rate is None else percent(offer.error, 0),
         ]
-        hourly = NO_PRICE if offer.usd_per_hour is None else f"{offer.usd_per_hour:,.2f}"
+        hourly = NO_PRICE if offer.usd_per_hour is None else _hourly(offer.usd_per_hour)
         if energy:
             hourly = "" if offer.kwh_per_million is None else f"{offer.kwh_per_million:.3g}"
         if total:
             wall, cost = offer.wall_s(), offer.total_usd()
-            row += ["" if wall is None else seconds(wall), hourly, "" if cost is None else f"{cost:,.0f}"]
+            row += [
+                "" if wall is None else seconds(wall).replace(" days", " d"),
+                hourly,
+                "" if cost is None else f"{cost:,.0f}",
+            ]
         else:
             row.append(hourly)
         row.append("surely" if offer.holds else "yes" if offer.meets else "no")
         table.add_row(*row)
     return table
+
+
+def _hourly(value: float) -> str:
+    """Dollars without their sign, in cents while a column has room for them."""
+    return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
 def _why_none(found: Sizing) -> Iterator[RenderableType]:
