@@ -447,6 +447,12 @@ def test_losses_of_detectors() -> None:
     assert act.image_batch_bytes(images=2, side=640) == 2 * 3 * 640 * 640 * 4
 
 
+def test_a_loss_that_overwrites_what_it_read() -> None:
+    # 16-bit logits, or their gradient; with the logits beside it in a DeepSpeed pipeline
+    assert act.overwriting_loss_bytes(vocab=100, activation_bytes=2, logits_kept=0) == 200
+    assert act.overwriting_loss_bytes(vocab=100, activation_bytes=2, logits_kept=1) == 400
+
+
 def test_what_pipelining_keeps_between_stages() -> None:
     # 8 micro-batches, 3 of them in flight, two chunks that receive and one that sends
     message = {"message_bytes": 100, "in_flight": 3}

@@ -429,6 +429,35 @@ def test_bf16_of_old_deepspeed_casts_one_gradient_at_a_time() -> None:
     assert "cast_gradient" not in names(phases(2, framework="deepspeed", zero_stage=1)["backward"])
 
 
+def test_channels_of_a_mesh_of_v100s() -> None:
+    def channels(**cards: bool) -> float:
+        settled, _ = settle(TrainRun.read({"framework": "ddp", "seq_len": 256, "micro_batch": 1}))
+        layout, _ = resolve_layout(settled, GRAPH, gpus=4)
+        recipe = resolve_recipe(settled, GRAPH)
+        tree = memory_peak(GRAPH, layout, recipe, hopper_or_later=False, **cards).tree
+        return float(tree.children[0].children[0].child("nccl_buffers").inputs["channels"].value)
+
+    assert channels() == 24
+    assert channels(ampere_or_later=False) == 12
+    assert channels(ampere_or_later=False, nvlink=False) == 4
+
+
+def test_megatrons_loss_is_taken_in_place() -> None:
+    def logits(framework: str, **run: Any) -> float:
+        base = {"framework": framework, "precision": "bf16", "seq_len": 256, "micro_batch": 1, **run}
+        settled, _ = settle(TrainRun.read({**base, "fused_loss": False}))
+        gpus = settled.tp * settled.pp  # type: ignore[operator]
+        layout, _ = resolve_layout(settled, GRAPH, gpus=gpus)
+        tree = memory_peak(GRAPH, layout, resolve_recipe(settled, GRAPH), hopper_or_later=True).tree
+        return float(tree.children[-1].child("loss").child("allocated").child("logits").value)
+
+    tokens = 256 * VOCAB
+    assert logits("deepspeed") == 8 * tokens  # transformers' own: two gradients in fp32
+    assert logits("megatron") == 2 * tokens
+    assert logits("deepspeed", tp=2) == 2 * tokens / 2  # Megatron's code is what runs so
+    assert logits("deepspeed", pp=2) == 4 * tokens
+
+
 def test_tokens_for_experts_take_buffers_of_their_own() -> None:
     moe = {"experts": 8, "top_k": 2, "expert_ffn": 256}
     graph = build_graph(ModelSpec.read({**SPEC, "architecture": "mixtral", "moe": moe}))

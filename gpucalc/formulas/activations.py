@@ -296,6 +296,20 @@ def loss_backward_bytes(*, vocab: Num, activation_bytes: Num, loss_bytes: Num, l
 
 @formula(
     unit="bytes/token",
+    source="Megatron-Core@d98e8a64 tensor_parallel/cross_entropy.py: exponentials written over the logits,"
+    " the gradient over the softmax; Megatron-DeepSpeed alike; read",
+)
+def overwriting_loss_bytes(*, vocab: Num, activation_bytes: Num, logits_kept: Num) -> Num:
+    """Megatron's unfused loss beside the fp32 softmax it keeps, which it makes in place.
+
+    The logits in the compute type, then their gradient; DeepSpeed's pipeline keeps the logits too
+    (logits_kept 1).
+    """
+    return (1 + logits_kept) * activation_bytes * vocab
+
+
+@formula(
+    unit="bytes/token",
     source="torch.distributed.tensor.parallel.loss: gradient, exponential and sum in fp32; read, not run",
 )
 def loss_parallel_backward_bytes(*, vocab: Num) -> Num:

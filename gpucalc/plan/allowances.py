@@ -89,6 +89,14 @@ EAGER_CUDA_CONTEXT = {
 # on four A100 with NVLink 544 MB for a group of two and 688 for a larger one, 24 channels either way.
 NCCL_CHANNELS = {
     "nvlink": Line("nccl_channels", 24, "count", Kind.ASSUMED, source="NCCL on NVSwitch systems: 24 to 32"),
+    "nvlink_before_ampere": Line(
+        "nccl_channels",
+        12,
+        "count",
+        Kind.MEASURED,
+        source="NCCL 2.7 on 8 V100 meshed by NVLink: channels 00/12 to 11/12, aws/deep-learning-containers"
+        " issue 2760",
+    ),
     "pcie": Line("nccl_channels", 4, "count", Kind.ASSUMED, source="NCCL on PCIe systems: 2 to 4"),
 }
 NCCL_CHANNEL_BYTES = {

@@ -325,13 +325,20 @@ def _beside(rank: Rank) -> tuple[Line, ...]:
             "nccl_buffers",
             mem.nccl_buffer_bytes,
             communicators=opened,
-            channels=allowances.NCCL_CHANNELS["nvlink" if rank.nvlink else "pcie"],
+            channels=allowances.NCCL_CHANNELS[_fabric(rank)],
             channel_bytes=choose(
                 group > 2, allowances.NCCL_CHANNEL_BYTES["group"], allowances.NCCL_CHANNEL_BYTES["pair"]
             ),
         ),
         *_exchange(rank),
     )
+
+
+def _fabric(rank: Rank) -> str:
+    """What GPUs of a server reach each other over, by which NCCL chooses its channels."""
+    if not rank.nvlink:
+        return "pcie"
+    return "nvlink" if rank.ampere_or_later else "nvlink_before_ampere"
 
 
 def _exchange(rank: Rank) -> tuple[Line, ...]:

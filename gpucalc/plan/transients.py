@@ -84,6 +84,18 @@ def loss_transients(rank: Rank) -> tuple[Line, ...]:
         divided = compute("backward", act.loss_parallel_backward_bytes, vocab=vocab)
         backward = choose(layout.tp > 1, divided, backward)
     worst = choose(forward.value >= backward.value, forward, backward)
+    # Megatron's code, under DeepSpeed too: what else runs there in tensor or pipeline parallel.
+    piped = recipe.framework == "deepspeed" and layout.pp > 1
+    if recipe.framework in ("megatron", "deepspeed"):
+        in_place = compute(
+            "in_place",
+            act.overwriting_loss_bytes,
+            vocab=vocab,
+            activation_bytes=recipe.activation_bytes,
+            logits_kept=int(piped),
+        )
+        megatron = piped or recipe.framework == "megatron" or layout.tp > 1
+        worst = choose(megatron, in_place, worst)
     line = compute("logits", act.layer_saved_bytes, bytes_per_token=worst, tokens=rank.tokens, tp=layout.tp)
     return (line, *gathered_root(rank))
 
