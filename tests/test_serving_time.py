@@ -170,7 +170,6 @@ def test_many_requests_by_hand() -> None:
     assert f.alternating_period_s(decode_s=0.01, chunk_s=0.05, chunk_passes=0.2) == pytest.approx(0.02)
     assert f.request_s(first_token_s=0.5, period_s=0.02, osl=101) == pytest.approx(2.5)
     assert f.output_tokens_per_s(requests=50, osl=101, request_s=2.5) == pytest.approx(2020)
-    assert f.decoded_tokens_per_s(requests=50, period_s=0.02) == 2500
     assert f.repeated_rate_tokens_per_s(each_tokens_per_s=2500, times=4) == 10_000
     assert f.tokens_per_s_per_user(period_s=0.02) == 50
     assert f.requests_per_s(tokens_per_s=2020, osl=101) == 20
@@ -511,7 +510,7 @@ def test_targets_give_the_largest_load_within_them() -> None:
 
 
 def test_a_load_counts_over_the_caches_that_decode() -> None:
-    run = {"tp": 1, "prefill_replicas": 1, "isl": 2048, "osl": 256}
+    run = {"tp": 1, "prefill_replicas": 1, "isl": 512, "osl": 1024}
     found, spec, cluster = deployed("llama-3.1-8b", (4, "h100-sxm-80gb"), **run)
     assert found.layout.caches == 4
     args = (subject("llama-3.1-8b").graph, found.layout, found.recipe, spec, cluster)
@@ -537,6 +536,7 @@ def test_requests_wait_for_the_copies_that_compute_prompts() -> None:
     run = {"tp": 1, "prefill_replicas": 1, "isl": 8192, "osl": 64}
     many = timed("llama-3.1-8b", (4, "h100-sxm-80gb"), concurrency=120, **run)
     assert any("set the pace" in note for note in many.notes)
+    assert many.binds == "prompts"
     assert many.queue_s is not None
     assert many.requests_per_s is not None
     assert many.request_s is not None
@@ -545,6 +545,12 @@ def test_requests_wait_for_the_copies_that_compute_prompts() -> None:
     few = timed("llama-3.1-8b", (4, "h100-sxm-80gb"), concurrency=3, **run)
     assert few.queue_s is not None
     assert few.queue_s.value == 0
+    found, spec, cluster = deployed("llama-3.1-8b", (4, "h100-sxm-80gb"), **run)
+    args = (subject("llama-3.1-8b").graph, found.layout, found.recipe, spec, cluster)
+    most = at_targets(*args, kv_tokens=found.cached_tokens, tpot_ms=100.0)
+    assert most is not None
+    assert most.queue_s is not None
+    assert most.queue_s.value == 0  # more would only wait
 
 
 def test_what_binds() -> None:

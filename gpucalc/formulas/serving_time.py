@@ -301,12 +301,6 @@ def output_tokens_per_s(*, requests: Num, osl: Num, request_s: Num) -> Num:
     return requests * osl / request_s
 
 
-@formula(unit="tokens/s", source=_STEADY + "; prompts are computed elsewhere")
-def decoded_tokens_per_s(*, requests: Num, period_s: Num) -> Num:
-    """Tokens per second of an engine that only decodes."""
-    return requests / period_s
-
-
 @formula(unit="tokens/s", source="Arithmetic")
 def repeated_rate_tokens_per_s(*, each_tokens_per_s: Num, times: Num) -> Num:
     """Tokens per second of several caches that are alike."""

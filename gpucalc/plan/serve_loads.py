@@ -123,7 +123,7 @@ def at_targets(
 ) -> ServingTime | None:
     """The largest load whose mean time to first token and per token meet the targets, None for no load.
 
-    A load at which requests wait for room meets no target of time to first token.
+    A load at which requests wait for room, or for the copies that compute prompts, meets none.
     """
     server = Server(graph, layout, recipe, engine, cluster)
     given = traffic or recipe.traffic
@@ -137,7 +137,7 @@ def at_targets(
             return None
         if tpot_ms is not None and point.decode_step_s.value * 1e3 > tpot_ms:
             return None
-        return point if point.binds != "cache" else None
+        return point if point.binds not in ("cache", "prompts") else None
 
     best = meets(1)
     if best is None:

@@ -212,14 +212,15 @@ def served(
     steady = _steady(server, offered=load / busy, isl=isl, osl=osl, kv_tokens=kv_tokens, traffic=traffic)
     request = compute("request", g.request_s, first_token_s=steady.first, period_s=steady.period, osl=osl)
     notes = []
-    offered = load / busy
+    offered, paced = load / busy, False
+    each = compute("each", g.output_tokens_per_s, requests=steady.running, osl=osl, request_s=request)
     if steady.most is None:
-        each = compute("each", g.output_tokens_per_s, requests=steady.running, osl=osl, request_s=request)
         queue = compute("queue", g.queue_s, offered=offered, running=steady.running, request_s=request)
     else:
-        own = compute("decoded", g.decoded_tokens_per_s, requests=steady.running, period_s=steady.period)
+        own = replace(each, name="decoded")
         each = compute("each", g.paced_tokens_per_s, decoded=own, prompts=steady.most, caches=busy, osl=osl)
-        if each.value < own.value:
+        paced = each.value < own.value
+        if paced:
             notes.append("the copies that compute prompts set the pace; those that decode wait for them")
         leaving = compute("leaving", g.requests_per_s, tokens_per_s=each, osl=osl)
         queue = compute("queue", g.paced_queue_s, offered=offered, requests_per_s=leaving, request_s=request)
@@ -240,7 +241,7 @@ def served(
             "tokens_per_s_per_user", g.tokens_per_s_per_user, period_s=steady.period
         ),
         concurrency=int(steady.running.value * busy),
-        binds="cache" if steady.starved else binding(steady.passes),
+        binds="cache" if steady.starved else "prompts" if paced else binding(steady.passes),
         notes=tuple(notes),
         request_s=request,
         requests_per_s=compute("requests_per_s", g.requests_per_s, tokens_per_s=output, osl=osl),

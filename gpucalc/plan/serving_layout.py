@@ -214,7 +214,8 @@ class ServingTime:
     """What a request and the deployment see at one load.
 
     prefill_s: time to first token, queueing aside. decode_step_s: time per output token. The rates count
-    output tokens. binds: compute | memory bandwidth | link | latency | cache.
+    output tokens. binds: compute | memory bandwidth | link | latency | cache | prompts, where other
+    copies compute those.
     """
 
     prefill_s: Line
