@@ -25,6 +25,7 @@ from gpucalc.search import AUTO_KEYS, explore, settle_best, simulated_step, with
 from gpucalc.search.found import Candidate, Found
 from gpucalc.search.space import Space
 from gpucalc.search.worth import Scale
+from gpucalc.spec.defaults import STAGE_KEYS
 from gpucalc.spec.fleet import FleetPart
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.train_run import TrainRun
@@ -367,6 +368,7 @@ def opened(
     searched = tuple(update)
     if "zero_stage" in update:
         update["reshard_after_forward"] = None
+        update |= {key: None for key in STAGE_KEYS if f"run.{key}" in unstated}
     if "dp_shard" not in kept:
         update.setdefault("dp_shard", None)
     if run.framework == "torchtitan" and run.compile and "run.fused_loss" in unstated:

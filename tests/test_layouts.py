@@ -13,6 +13,8 @@ from gpucalc.catalog import open_catalog
 from gpucalc.errors import InputError, UnknownName
 from gpucalc.jobs import ResolvedJob, resolve
 from gpucalc.layouts import Layouts, best_layouts
+from gpucalc.plan.answer import Level
+from gpucalc.planner import plan_job
 from gpucalc.report.layouts import report
 from gpucalc.report.schemas import schema
 from gpucalc.report.screen import render, set_word
@@ -121,3 +123,31 @@ def test_the_document_holds_the_plan_and_the_search(capsys: pytest.CaptureFixtur
     assert search["options"][0]["step_s"] == pytest.approx(
         next(line["value"] for line in document["lines"] if line["name"] == "step")
     )
+
+
+def test_what_hangs_on_the_stage_follows_the_stage_searched() -> None:
+    """DeepSpeed's default is stage 0, under which every rank loads a copy; at stage 3 one rank does."""
+    run = {
+        "task": "train",
+        "framework": "deepspeed",
+        "precision": "bf16",
+        "seq_len": 4096,
+        "global_batch": 64,
+    }
+    data = {"model": "llama-3-70b", "gpus": "8xA100-SXM-80GB", "run": {**run, "host_ram_gb": 1000}}
+    answer = best_layouts(resolve(data, CATALOG), CATALOG)
+    best = answer.options[0]
+    assert best.level is Level.FITS
+    assert (best.keys["zero_stage"], best.keys["offload"]) == (3, "params+optimizer-nvme")
+    assert {item.key: item.value for item in answer.best.assumptions}["run.host_load"] == "one-rank"
+    # The plan of the settings says the same, loading in it.
+    sets = [f"run.{key}={set_word(value)}" for key, value in answer.settings().items()]
+    plan = plan_job(resolve(data, CATALOG, sets=sets), CATALOG, advice=False)
+    assert plan.verdict.level is Level.FITS
+    assert plan.verdict.needed.value == pytest.approx(best.needed_bytes)
+    assert plan.time is not None
+    assert plan.time.value == pytest.approx(best.step_s)
+    stated = best_layouts(resolve(data, CATALOG, sets=["run.host_load=every-rank"]), CATALOG)
+    assert stated.fitting == 0
+    text = render(report(stated, "gpucalc plan JOB"))
+    assert "a node's host needs" in text

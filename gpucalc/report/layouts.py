@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gpucalc import units
 from gpucalc.layouts import SAID_BY_DEGREES, Layouts, Option, Size, one_copy
-from gpucalc.plan.answer import Level
+from gpucalc.plan.answer import Level, Verdict
 from gpucalc.report.screen import QUIET, clean, columns, heading, indent, set_word, whole
 
 # Keys in the order of the table, what heads them, and the value that says nothing.
@@ -46,6 +46,8 @@ def report(found: Layouts, command: str) -> RenderableType:
         heading("Best layouts" if found.fitting else "No layout fits; the one that needs least"),
     ]
     parts.append(indent(_table(found.options, found.own_option)))
+    if not found.fitting:
+        parts.append(indent(Text(_lacking(found.best.verdict))))
     parts += [Text(), *_own(found)]
     if len(found.front) > 1:
         parts += [Text(), heading("Memory against time: less memory is only had for a slower step")]
@@ -59,6 +61,15 @@ def report(found: Layouts, command: str) -> RenderableType:
     if any(row.level is Level.MARGINAL for row in (*found.options, *found.front)):
         parts += [Text(), Text("~ marginal: fits or not within the expected error of memory", QUIET)]
     return Group(*parts, Text(), *_again(found, command))
+
+
+def _lacking(verdict: Verdict) -> str:
+    """What the layout that needs least still lacks, of a GPU or of its host."""
+    host = verdict.host
+    if verdict.host_decides and host is not None and host.capacity is not None:
+        needed, held = host.needed.value, host.capacity.value
+        return f"a node's host needs {units.gib(needed)} and has {units.gib(held)}"
+    return f"a GPU needs {units.gib(verdict.needed.value)} and has {units.gib(verdict.capacity.value)}"
 
 
 def _ranked(found: Layouts) -> str:

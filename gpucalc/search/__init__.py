@@ -73,10 +73,11 @@ def settle_best(space: Space, found: Found) -> tuple[TrainRun, tuple[Assumption,
     first, *others = space.open
     again = why if len(others) < MANY_KEYS else f"searched with run.{first}"
     reasons = (why, *(again for _ in others))
-    return run, tuple(
+    chosen = tuple(
         Assumption(f"run.{key}", getattr(run, key), reason)
         for key, reason in zip(space.open, reasons, strict=True)
     )
+    return run, chosen + tuple(Assumption(d.key, d.value, d.why) for d in space.followed(best.values))
 
 
 def explore(

@@ -44,7 +44,7 @@ from gpucalc.search.frameworks import (
     knows,
     module_sets,
 )
-from gpucalc.spec.defaults import THIS_YEAR
+from gpucalc.spec.defaults import STAGE_KEYS, THIS_YEAR, Default, stage_defaults
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.train_run import TrainRun
 
@@ -403,7 +403,18 @@ class Space:
             update["recompute_modules"] = values["recompute_modules"]
         if run.fused_loss is None:  # torchtitan compiles it with the model where tp does not divide it
             update["fused_loss"] = values["tp"] == 1
-        return run.model_copy(update=update)
+        changed = run.model_copy(update=update)
+        return stage_defaults(changed)[0] if self._follows_stage else changed
+
+    def followed(self, values: Mapping[str, Any]) -> tuple[Default, ...]:
+        """What follows from the sharding stage of a layout, of keys that nobody set."""
+        stage = {"zero_stage": values["zero_stage"]}
+        return stage_defaults(self.run.model_copy(update=stage))[1] if self._follows_stage else ()
+
+    @cached_property
+    def _follows_stage(self) -> bool:
+        """Whether the searched sharding stage decides about keys that nobody set."""
+        return "zero_stage" in self.open and any(getattr(self.run, key) is None for key in STAGE_KEYS)
 
     def values(self, one: Structure, axes: Axes, place: tuple[int, ...]) -> dict[str, Any]:
         """The values of all keys at a place on the axes."""

@@ -27,6 +27,7 @@ class Default:
     why: str
 
 
+STAGE_KEYS = ("host_load", "shard_quantised")  # whose defaults hang on the sharding stage
 _DEFAULT_STAGE = {
     "ddp": (0, "DDP replicates everything"),
     "hf": (0, "one replica per GPU"),
@@ -133,9 +134,25 @@ def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
     return run.model_copy(update=chosen), tuple(listed)
 
 
+def stage_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
+    """A run whose sharding stage was left open, with what follows from the stage it was given."""
+    chosen: dict[str, Any] = {}
+    listed: list[Default] = []
+
+    def choose(key: str, value: Any, why: str) -> None:
+        chosen[key] = value
+        listed.append(Default(f"run.{key}", value, why))
+
+    if run.quantization is not None:
+        _quantised_base(run, run.zero_stage, chosen, choose)
+    _loading(run, run.zero_stage, run.year if run.year is not None else THIS_YEAR, chosen, choose, listed)
+    found = {key: value for key, value in chosen.items() if key in STAGE_KEYS}
+    return run.model_copy(update=found), tuple(d for d in listed if d.key.removeprefix("run.") in found)
+
+
 def _quantised_base(run: TrainRun, stage: Any, chosen: dict[str, Any], choose: _Choose) -> None:
     """What stacks do with the frozen weights of a quantised model."""
-    if run.shard_quantised is None:
+    if run.shard_quantised is None and stage != "auto":
         if run.framework == "deepspeed" and stage == 3:
             choose("shard_quantised", False, "DeepSpeed's stages do not divide bitsandbytes weights")
         elif run.framework in ("fsdp", "torchtitan") and stage == 3:
@@ -180,7 +197,7 @@ def _loading(
         listed.append(Default("run.loaded_as", "fp32", why))
     if run.zero_init is None and run.framework == "deepspeed" and stage == 3:
         choose("zero_init", True, "Transformers' Trainer builds models under zero.Init at stage 3")
-    if run.host_load is None:
+    if run.host_load is None and not (run.framework == "deepspeed" and stage == "auto"):
         if run.framework in ("megatron", "torchtitan"):
             chosen["host_load"] = "none"
         elif run.framework == "fsdp" and year >= 2024:
