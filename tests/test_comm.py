@@ -63,10 +63,23 @@ def test_placement_by_hand() -> None:
 
 
 def test_group_bandwidth_by_hand() -> None:
-    rest = {"intra_bus_bytes_per_s": 393e9, "gpus_per_node": 8}
+    rest = {"intra_bus_bytes_per_s": 393e9, "gpus_per_node": 8, "all_cards_bytes_per_s": 0}
     assert f.group_bus_bytes_per_s(node_bus_bytes_per_s=377e9, ranks_per_node=8, **rest) == 377e9
     assert f.group_bus_bytes_per_s(node_bus_bytes_per_s=518e9, ranks_per_node=8, **rest) == 393e9
     assert f.group_bus_bytes_per_s(node_bus_bytes_per_s=400e9, ranks_per_node=1, **rest) == 50e9
+    # A rack of 72 with a card of 100 GB/s each: whole racks are held to 700 by the links inside, but 36
+    # groups of two have two cards each.
+    rack = {"node_bus_bytes_per_s": 700e9, "all_cards_bytes_per_s": 7200e9, "gpus_per_node": 72}
+    assert f.group_bus_bytes_per_s(**rack, intra_bus_bytes_per_s=700e9, ranks_per_node=72) == 700e9
+    assert f.group_bus_bytes_per_s(**rack, intra_bus_bytes_per_s=700e9, ranks_per_node=2) == 200e9
+
+
+def test_paired_exchange_by_hand() -> None:
+    # 10 s of exchange, 8 of them beside enough computation: 2 s show whole, and a quarter of the 8.
+    rest = {"communication_s": 10, "paired_share": 0.8, "contention": 0.25}
+    assert f.paired_exchange_s(compute_s=20, **rest) == pytest.approx(4)
+    assert f.paired_exchange_s(compute_s=4, **rest) == pytest.approx(10 - 0.75 * 4)
+    assert f.paired_exchange_s(compute_s=0, **rest) == 10
 
 
 def test_dispatch_by_hand() -> None:

@@ -388,6 +388,33 @@ def test_megatrons_types_of_moments_and_weights_are_taken() -> None:
         read_line(line.replace("moe_act layernorm", "attn"), "l")
 
 
+@pytest.mark.parametrize(
+    ("flags", "graphs"),
+    [
+        ("", None),
+        ("--cuda-graph-impl none --cuda-graph-scope attn", None),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router", ["attn", "moe_router"]),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-modules attn,mlp", ["attn", "mlp"]),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration", ["full"]),
+        ("--cuda-graph-impl full_iteration", ["full"]),
+        ("--enable-cuda-graph", ["attn", "mlp"]),
+        ("--enable-cuda-graph --num-experts 8", ["attn"]),
+        ("--external-cuda-graph --cuda-graph-scope attn", ["attn"]),
+        ("--enable-cuda-graph --num-experts 8 --moe-pad-expert-input-to-capacity", ["attn", "moe"]),
+    ],
+)
+def test_megatrons_captured_graphs_are_taken(flags: str, graphs: list[str] | None) -> None:
+    line = (
+        "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 8"
+        f" --micro-batch-size 1 --vocab-size 128 --position-embedding-type rope --bf16 {flags}"
+    )
+    assert read_line(line, "l").data["run"].get("cuda_graphs") == graphs
+    with pytest.raises(InputError, match="no way of capturing"):
+        read_line(f"{line} --cuda-graph-impl inductor", "l")
+    with pytest.raises(InputError, match="rope has no plan"):
+        read_line(f"{line} --cuda-graph-impl local --cuda-graph-modules rope", "l")
+
+
 def test_megatron_says_how_experts_and_tensors_overlap() -> None:
     line = (
         "pretrain_gpt.py --num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048"

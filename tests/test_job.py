@@ -286,6 +286,44 @@ def test_defaults_follow_the_framework() -> None:
     assert lora.quantization == "nf4"
 
 
+GRAPHS = {"framework": "megatron", "seq_len": 64, "micro_batch": 1}
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ({"cuda_graphs": ["full", "attn"]}, "all or nothing"),
+        ({"cuda_graphs": ["moe_preprocess"]}, "captured with moe_router"),
+        ({"cuda_graphs": ["moe", "moe_router"]}, "part of moe"),
+        ({"cuda_graphs": ["attn"], "recompute": "full"}, "whole layers are recomputed"),
+        (
+            {"cuda_graphs": "moe_router", "recompute": "selective", "recompute_modules": ["moe"]},
+            "captured router",
+        ),
+        ({"cuda_graphs": "attn", "offload": "activations-cpu"}, "does not go with cuda_graphs"),
+        ({"cuda_graphs": "attn", "framework": "torchtitan"}, "does not apply to torchtitan"),
+        ({"cuda_graphs": "attention"}, "not a legal value"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused(run: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        TrainRun.read({**GRAPHS, **run})
+
+
+def test_captured_graphs_are_words_and_none_until_asked_for() -> None:
+    assert TrainRun.read({**GRAPHS, "cuda_graphs": "attn, moe-router"}).cuda_graphs == ("attn", "moe_router")
+    assert TrainRun.read({**GRAPHS, "cuda_graphs": "full_iteration"}).cuda_graphs == ("full",)
+    assert TrainRun.read({**GRAPHS, "cuda_graphs": "full", "recompute": "full"}).recompute == "full"
+    # Nothing captured is legal in every framework, and goes with every offload.
+    assert TrainRun.read({**GRAPHS, "framework": "fsdp", "cuda_graphs": "none"}).cuda_graphs == ("none",)
+    TrainRun.read({**GRAPHS, "cuda_graphs": "none", "offload": "activations-cpu"})
+    run, listed = with_defaults(TrainRun.read(GRAPHS))
+    assert run.cuda_graphs == ("none",)
+    assert "run.cuda_graphs" in {item.key for item in listed}
+    fsdp = with_defaults(TrainRun.read({**GRAPHS, "framework": "fsdp"}))[1]
+    assert "run.cuda_graphs" not in {item.key for item in fsdp}
+
+
 def test_numbers_text_and_booleans_are_never_reinterpreted() -> None:
     class Inner(Spec):
         count: int

@@ -406,8 +406,11 @@ def test_routed_experts(exchanged: bool) -> None:
         wide_tensors=2,
         expert_ffn=ffn,
         expert_tensors=4,
+        input_tensors=1,
         activation_bytes=2,
+        input_bytes=2,
         imbalance=1.0,
+        stash_factor=1,
     )
     router = act.router_saved_bytes(experts=experts, top_k=top_k)
     assert kept == pytest.approx(TOKENS * (routed + router), rel=0.02)

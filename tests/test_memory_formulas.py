@@ -127,12 +127,23 @@ def test_feed_forward() -> None:
     assert act.plain_mlp_saved_bytes(ffn=10, activation_bytes=2, tensors=2) == 20 + 20
 
 
+def test_graphs() -> None:
+    assert mem.cuda_graph_bytes(graph_bytes=3e9) == 3e9
+
+
 def test_experts() -> None:
     # two experts per token: input and output 8 wide, four tensors 10 wide, 24 bytes of indexes
-    rest = {"top_k": 2, "width": 8, "expert_ffn": 10, "expert_tensors": 4, "activation_bytes": 2}
-    assert act.moe_saved_bytes(imbalance=1.0, wide_tensors=2, **rest) == 2 * (16 + 16 + 80 + 24)
-    assert act.moe_saved_bytes(imbalance=1.0, wide_tensors=1, **rest) == 2 * (16 + 80 + 24)
-    assert act.moe_saved_bytes(imbalance=1.5, wide_tensors=2, **rest) == 3 * (16 + 16 + 80 + 24)
+    rest = {"top_k": 2, "width": 8, "expert_ffn": 10, "activation_bytes": 2, "imbalance": 1.0}
+    wide = {**rest, "expert_tensors": 4, "input_tensors": 1, "input_bytes": 2, "stash_factor": 1}
+    assert act.moe_saved_bytes(**wide, wide_tensors=2) == 2 * (16 + 16 + 80 + 24)
+    assert act.moe_saved_bytes(**wide, wide_tensors=1) == 2 * (16 + 80 + 24)
+    assert act.moe_saved_bytes(**wide | {"imbalance": 1.5}, wide_tensors=2) == 3 * (16 + 16 + 80 + 24)
+    # Inputs of products in a byte: 8 and 10 wide; gate and up stay in two. Made again, the last is not kept.
+    eight = {**rest, "wide_tensors": 1, "input_bytes": 1, "stash_factor": 1}
+    assert act.moe_saved_bytes(**eight, expert_tensors=3, input_tensors=1) == 2 * (8 + 10 + 40 + 24)
+    assert act.moe_saved_bytes(**eight, expert_tensors=2, input_tensors=0) == 2 * (8 + 40 + 24)
+    half_more = {**eight, "stash_factor": 1.5}
+    assert act.moe_saved_bytes(**half_more, expert_tensors=2, input_tensors=0) == 3 * (8 + 40 + 24)
 
 
 def test_router() -> None:

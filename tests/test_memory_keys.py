@@ -498,3 +498,20 @@ def test_what_stays_between_stages_in_torchtitan() -> None:
     assert "kept_logits" not in last
     assert stages(year=2025)[1]["kept_logits"] == 7 * 2 * 256 * VOCAB
     assert "receive_buffers" not in stages("megatron")[0]
+
+
+# --- what Megatron's graphs hold ---------------------------------------------------------------------------
+
+
+def test_captured_graphs_hold_buffers_of_their_own() -> None:
+    def held(gpus: int = 1, **run: Any) -> float:
+        base = {"framework": "megatron", "precision": "bf16", "seq_len": 256, "micro_batch": 1}
+        settled, _ = settle(TrainRun.read({**base, **run}))
+        layout, _ = resolve_layout(settled, GRAPH, gpus=gpus)
+        recipe = resolve_recipe(settled, GRAPH)
+        stage = memory_peak(GRAPH, layout, recipe, hopper_or_later=True).tree.children[0]
+        return float(sum(line.value for line in stage.children[0].children if line.name == "cuda_graphs"))
+
+    assert held() == 0
+    assert held(cuda_graphs="attn,mlp") == 3e9
+    assert held(2, cuda_graphs="full", pp=2) == 10e9

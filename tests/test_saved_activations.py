@@ -336,6 +336,25 @@ def test_megatron_modules_of_experts(modules: list[str], less: int) -> None:
     assert whole - selective_line(block, recipe, seq_len=4096).value == less
 
 
+@pytest.mark.parametrize(
+    ("run", "kept"),
+    [
+        # 4 experts' inputs in 33/32 bytes, gate and up in two, their product in 33/32, indexes
+        ({"precision": "mxfp8"}, 4 * (33 / 32 * (1024 + 512) + 2 * 2 * 512 + 24)),
+        (
+            {"precision": "mxfp8", "cuda_graphs": "full"},
+            1.2 * 4 * (33 / 32 * (1024 + 512) + 2 * 2 * 512 + 24),
+        ),
+        ({"precision": "bf16"}, 4 * (2 * (1024 + 512) + 2 * 2 * 512 + 24)),
+        ({"precision": "bf16", "year": 2024}, 4 * (2 * (2 * 1024 + 512) + 2 * 2 * 512 + 24)),
+    ],
+)
+def test_experts_keep_what_their_products_read(run: dict[str, object], kept: float) -> None:
+    base = {"framework": "megatron", "seq_len": 4096, "micro_batch": 1}
+    block, recipe = recipe_of({**base, **run}, EXPERTS)
+    assert layer_line(block, recipe, seq_len=4096).child("experts").value == pytest.approx(kept)
+
+
 def test_modules_are_megatrons_and_of_a_selective_recomputation() -> None:
     base = {"seq_len": 64, "micro_batch": 1, "recompute_modules": ["norm"]}
     with pytest.raises(InputError, match="selective recomputation"):

@@ -185,6 +185,20 @@ def test_offload_goes_with_the_stages_that_know_it() -> None:
     assert {offload for offload, stage in found if stage} == replicated | {"params+optimizer-cpu"}
 
 
+def test_captured_graphs_rule_out_what_moves_beneath_them() -> None:
+    where = ("h100-sxm-80gb", 16)
+    free = run_of("megatron", fixed={"pp": 1})
+    names = ("recompute", "offload", "zero_stage")
+    every = offered(free, "llama", where, *names)
+    assert {("full", "none", 3), ("none", "activations-cpu", 3), ("full", "none", 1)} <= every
+    parts = offered(free.model_copy(update={"cuda_graphs": ("attn",)}), "llama", where, *names)
+    assert {one[0] for one in parts} == {"none", "selective"}
+    assert {one[1] for one in parts} == {"none", "optimizer-cpu"}
+    assert {one[2] for one in parts} == {0, 1}
+    whole = offered(free.model_copy(update={"cuda_graphs": ("full",)}), "llama", where, *names)
+    assert {one[0] for one in whole} == {"none", "selective", "full"}
+
+
 def test_gradients_leave_a_single_card_where_none_are_accumulated() -> None:
     alone = CATALOG.cluster([(None, 1, "h100-sxm-80gb")])
     space = Space(SUBJECTS["llama"].graph, run_of("hf", fixed={"global_batch": 4}), alone)
@@ -214,7 +228,7 @@ def test_what_only_goes_without_other_degrees_is_searched_without() -> None:
     plain = offered(run_of("torchtitan"), "mixtral", where, "zero_stage", "tp", "pp", "cp", "ep", "dp_shard")
     assert {one[1:] for one in plain if one[0] == 0} == {(1, 1, 1, 1, 16)}
     own_fsdp = offered(run_of("megatron"), "llama", where, "zero_stage", "pp", "offload")
-    assert {one[1:] for one in own_fsdp if one[0] > 1} == {(1, "none")}
+    assert {one[1:] for one in own_fsdp if one[0] > 1} == {(1, "none"), (1, "activations-cpu")}
     assert {one[0] for one in own_fsdp} == {0, 1, 2, 3}
     muon = run_of("megatron", fixed={"optimizer": "muon"})
     assert values_of(muon, "llama", where, "zero_stage") == {0, 1}

@@ -12,6 +12,8 @@ ROWS = (
     "nemo2407-llama3-70b-h100-64g-pretrain-s8192",
     "nemo-longseq-llama-3-8b-b200-32g-s32k-cp",
     "mbridge-25.11-llama3-8b-b200-8g-fp8-tp1pp1-pretrain",
+    "mbridge-26.08-nemotron-3-ultra-gb300-256g-mxfp8-tp1pp1-pretrain",  # groups that are a part of a rack
+    "mbridge-26.06-qwen3-30b-a3b-gb300-8g-mxfp8-tp1pp1-pretrain",  # captured whole, exchange overlapped
     "torchtitan-llama3.1-8b-h200-64g",
 )
 

@@ -12,7 +12,7 @@ from made_up import row
 from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError, UnknownName
 from gpucalc.estimate_training import Estimate
-from gpucalc.measured import Convention, Conventions, Row, Skip, read_rows
+from gpucalc.measured import TRAINING, Convention, Conventions, Row, Skip, read_rows, shipped
 from gpucalc.measured_runs import Normaliser, Ready, conventions_of
 from gpucalc.points import Point, Skipped, statistics, weighted_quantile
 from gpucalc.spec.train_run import TrainRun
@@ -393,3 +393,24 @@ def test_every_convention_says_where_it_is_documented(catalog: Catalog) -> None:
         assert convention.why
         assert ":" in convention.source or "," in convention.source or " " in convention.source
         assert convention.when
+
+
+def test_what_a_releases_own_recipe_says_is_taken(catalog: Catalog) -> None:
+    # NVIDIA-NeMo/Megatron-Bridge@v0.5.0, v0.2.2: scripts/performance/configs/qwen, gpt_oss
+    rows = {one.id: one for one in read_rows(p for p in shipped(catalog, TRAINING) if p.stem == "mbridge")}
+    normaliser = Normaliser(catalog, conventions_of(catalog))
+
+    def run(name: str) -> TrainRun:
+        ready = normaliser.job_of(rows[f"mbridge-{name}-pretrain"])
+        assert isinstance(ready, Ready)
+        assert isinstance(ready.job.run, TrainRun)
+        return ready.job.run
+
+    new = run("26.06-qwen3-235b-a22b-gb200-256g-mxfp8-tp1pp8")
+    assert (new.cuda_graphs, new.ep_overlap, new.recompute) == (("full",), True, "none")
+    old = run("26.04-qwen3-235b-a22b-gb200-256g-mxfp8-tp1pp8")
+    assert (old.cuda_graphs, old.ep_overlap) == (("attn", "moe_router", "moe_preprocess"), False)
+    bare = run("26.02-qwen3-235b-a22b-b200-256g-mxfp8-tp1pp8")
+    assert (bare.cuda_graphs, bare.moe_dispatcher, bare.fp8_params) == (None, "alltoall", True)
+    again = run("25.11-gpt-oss-120b-gb200-64g-bf16-tp1pp1")
+    assert (again.recompute_modules, again.fp8_params) == (("layernorm", "moe_act"), False)

@@ -238,20 +238,32 @@ def moe_saved_bytes(
     wide_tensors: Num,
     expert_ffn: Num,
     expert_tensors: Num,
+    input_tensors: Num,
     activation_bytes: Num,
+    input_bytes: Num,
     imbalance: Num,
+    stash_factor: Num,
 ) -> Num:
     """Routed experts: every chosen expert's input and output, and what its MLP keeps.
 
     wide_tensors: 2, or 1 where the router's weight joins inside the MLP and no gradient asks for the output
     (Megatron-Core since 2659630721 of April 2025, experts.py and token_dispatcher.py; read).
-    expert_tensors: 4 written out (7 for gpt-oss, which clamps gate and up), 3 fused or compiled.
-    imbalance: the busiest rank's load over the mean.
+    expert_tensors: 4 written out (7 for gpt-oss, which clamps gate and up), 3 fused or compiled; of these
+    input_tensors are what the last product reads (1, or 0 where it is made again). Products keep their
+    inputs in input_bytes, TransformerEngine's in 8 or 4 bits where they multiply so.
+    imbalance: the busiest rank's load over the mean. stash_factor: buffers of a step captured whole over
+    what an even share of tokens fills.
     """
     return (
         imbalance
+        * stash_factor
         * top_k
-        * (wide_tensors * activation_bytes * width + expert_tensors * activation_bytes * expert_ffn + 24)
+        * (
+            input_bytes * (width + input_tensors * expert_ffn)
+            + activation_bytes
+            * ((wide_tensors - 1) * width + (expert_tensors - input_tensors) * expert_ffn)
+            + 24
+        )
     )
 
 

@@ -135,13 +135,23 @@ def ring_bus_bytes_per_s(*, bus_bytes_per_s: Num, ring_bytes_per_s: Num, nodes: 
 
 @formula(unit="bytes/s", source="Arithmetic: groups that work at the same time share a node's network cards")
 def group_bus_bytes_per_s(
-    *, node_bus_bytes_per_s: Num, intra_bus_bytes_per_s: Num, ranks_per_node: Num, gpus_per_node: Num
+    *,
+    node_bus_bytes_per_s: Num,
+    all_cards_bytes_per_s: Num,
+    intra_bus_bytes_per_s: Num,
+    ranks_per_node: Num,
+    gpus_per_node: Num,
 ) -> Num:
     """Bus bandwidth of a group over several nodes that has `ranks_per_node` GPUs in each.
 
-    `node_bus_bytes_per_s` is what a group of whole nodes reaches; never more than the links inside.
+    `node_bus_bytes_per_s` is what a group of whole nodes reaches, `all_cards_bytes_per_s` what a node's
+    cards carry: more where the links inside hold a whole node back, as in racks of 72 GPUs with a card
+    each. Groups that run side by side share the latter; none exceeds the links inside.
     """
-    return minimum(node_bus_bytes_per_s * ranks_per_node / gpus_per_node, intra_bus_bytes_per_s)
+    return minimum(
+        maximum(node_bus_bytes_per_s, all_cards_bytes_per_s) * ranks_per_node / gpus_per_node,
+        intra_bus_bytes_per_s,
+    )
 
 
 @formula(unit="s", source="Arithmetic: inside and outside traffic run side by side, the slower one counts")
@@ -215,6 +225,12 @@ def exposed_s(*, communication_s: Num, compute_s: Num, overlap: Num, contention:
     return maximum(communication_s - overlap * compute_s, 0) + contention * minimum(
         communication_s, overlap * compute_s
     )
+
+
+@formula(unit="s", source="Arithmetic: as exposed_s, of the part that has a partner")
+def paired_exchange_s(*, communication_s: Num, compute_s: Num, paired_share: Num, contention: Num) -> Num:
+    """Exchange of tokens beside another micro-batch's computation: what has none beside it shows whole."""
+    return communication_s - (1 - contention) * minimum(paired_share * communication_s, compute_s)
 
 
 @formula(

@@ -376,6 +376,15 @@ def cuda_context_bytes(*, context_bytes: Num) -> Num:
 
 @formula(
     unit="bytes",
+    source="NVIDIA-NeMo/Megatron-Bridge docs/training/cuda-graphs.md, memory impact",
+)
+def cuda_graph_bytes(*, graph_bytes: Num) -> Num:
+    """What captured graphs hold beside the tensors of a step: buffers that keep their addresses."""
+    return graph_bytes
+
+
+@formula(
+    unit="bytes",
     source="NCCL issues 964 and 864: linear in channels and communicators; 544 to 688 MB each on A100",
 )
 def nccl_buffer_bytes(*, communicators: Num, channels: Num, channel_bytes: Num) -> Num:

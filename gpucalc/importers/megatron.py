@@ -8,7 +8,7 @@ from typing import Any
 from gpucalc.errors import InputError
 from gpucalc.importers.trainers.common import started
 from gpucalc.importers.words import Draft, ImportedJob, Words, fold
-from gpucalc.spec.run_values import RECOMPUTE_MODULES
+from gpucalc.spec.run_values import CUDA_GRAPHS, RECOMPUTE_MODULES
 
 # Vocabularies of tokenizers whose size Megatron takes from the tokenizer and not from an argument.
 _TOKENIZERS = {"gpt2bpetokenizer": 50257, "llama2tokenizer": 32000}
@@ -127,6 +127,7 @@ def _run(words: Words, draft: Draft) -> None:
             raise words.wrong(("recompute_modules",), f"{unknown[0]} has no plan", modules)
         if granularity == "selective":
             run["recompute_modules"] = named
+    _graphs(words, run)
     backend = words.text("attention_backend")
     if words.flag("use_flash_attn") or backend in ("flash", "fused"):
         run["attention"] = "flash"
@@ -151,6 +152,40 @@ def _overlap(words: Words, run: dict[str, Any]) -> None:
     factor = words.real("moe_expert_capacity_factor")
     if words.flag("moe_pad_expert_input_to_capacity") and factor is not None and factor >= 1:
         run["expert_imbalance"] = factor
+
+
+def _graphs(words: Words, run: dict[str, Any]) -> None:
+    """What is replayed from CUDA graphs, by the names of several releases.
+
+    A graph of whole layers captures the experts of a layer only where their tokens are padded to a capacity
+    (megatron/core/transformer/moe/README.md, CUDA Graph).
+    """
+    implementation = words.text("cuda_graph_impl") or "none"
+    per_layer = [words.flag(name) for name in ("enable_cuda_graph", "external_cuda_graph")]
+    said = words.take("cuda_graph_modules")
+    scope = words.take("cuda_graph_scope") if said is None else said
+    parts = scope if isinstance(scope, list) else str(scope or "").replace(",", " ").split()
+    if implementation not in ("none", "local", "transformer_engine", "full_iteration"):
+        raise words.wrong(
+            ("cuda_graph_impl",),
+            "is no way of capturing",
+            implementation,
+            "none, local, transformer_engine, full_iteration",
+        )
+    if implementation == "none" and not any(per_layer):
+        return
+    unknown = [part for part in parts if part not in (*CUDA_GRAPHS, "full_iteration", "full")]
+    if unknown:
+        raise words.wrong(("cuda_graph_modules", "cuda_graph_scope"), f"{unknown[0]} has no plan", scope)
+    if implementation == "full_iteration" or "full_iteration" in parts:
+        run["cuda_graphs"] = ["full"]
+    elif parts and "full" not in parts:
+        run["cuda_graphs"] = parts
+    elif not words.has("num_experts"):
+        run["cuda_graphs"] = ["attn", "mlp"]
+    else:
+        padded = bool(words.flag("moe_pad_expert_input_to_capacity"))
+        run["cuda_graphs"] = ["attn", "moe"] if padded else ["attn"]
 
 
 def _precision(words: Words) -> str:

@@ -10,6 +10,7 @@ from gpucalc.formulas import activations as act
 from gpucalc.formulas import optimizers as opt
 from gpucalc.graph import Attention, Block, FeedForward, Linear, Mlp, Moe, Norm, Shard, StateMixer
 from gpucalc.line import Kind, Line, compute, total
+from gpucalc.plan import allowances
 from gpucalc.plan.layout import Adapters, Recipe
 
 # Tensors of width ffn that a two-matrix MLP keeps, by activation, written out and fused.
@@ -292,7 +293,7 @@ def _ffn_lines(ffn: FeedForward, block: Block, recipe: Recipe, frozen: bool) -> 
         lines.append(_mlp_line("mlp", ffn.ffn, ffn.gated, ffn.activation, recipe, frozen))
         return lines
     assert isinstance(ffn, Moe)
-    lines.append(experts_line(ffn, recipe, expert_tensors(ffn, recipe)))
+    lines.append(experts_line(ffn, recipe))
     lines.append(compute("router", act.router_saved_bytes, experts=ffn.experts, top_k=ffn.top_k))
     if ffn.shared_ffn:
         lines.append(_mlp_line("shared_experts", ffn.shared_ffn, ffn.gated, ffn.activation, recipe, frozen))
@@ -310,7 +311,8 @@ def _ffn_lines(ffn: FeedForward, block: Block, recipe: Recipe, frozen: bool) -> 
     return lines
 
 
-def experts_line(ffn: Moe, recipe: Recipe, tensors: int) -> Line:
+def experts_line(ffn: Moe, recipe: Recipe, *, again: bool = False) -> Line:
+    """What routed experts keep per token; again: their activation's result is made again."""
     return compute(
         "experts",
         act.moe_saved_bytes,
@@ -318,9 +320,12 @@ def experts_line(ffn: Moe, recipe: Recipe, tensors: int) -> Line:
         width=ffn.latent or ffn.hidden,
         wide_tensors=1 if recipe.framework == "megatron" and recipe.year >= WEIGHED_INSIDE_YEAR else 2,
         expert_ffn=ffn.expert_ffn,
-        expert_tensors=tensors,
+        expert_tensors=expert_tensors(ffn, recipe) - again,
+        input_tensors=0 if again else 1,
         activation_bytes=recipe.activation_bytes,
+        input_bytes=_stored_input_bytes(recipe),
         imbalance=recipe.expert_imbalance,
+        stash_factor=allowances.PAGED_STASH if "full" in recipe.cuda_graphs else 1,
     )
 
 

@@ -145,6 +145,33 @@ CUBLAS_WORKSPACE = {
     ),
 }
 
+# Static buffers of captured graphs, and what the allocator cannot use again between them.
+CUDA_GRAPHS = {
+    "pp 1": Line(
+        "cuda_graph_bytes",
+        3 * 10**9,
+        "bytes",
+        Kind.ASSUMED,
+        source="NVIDIA-NeMo/Megatron-Bridge@v0.4.2:docs/training/cuda-graphs.md: typically a few GB",
+    ),
+    "pp > 1": Line(
+        "cuda_graph_bytes",
+        10 * 10**9,
+        "bytes",
+        Kind.ASSUMED,
+        source="NVIDIA-NeMo/Megatron-Bridge@v0.4.2:docs/training/cuda-graphs.md: over 10 GB with a pipeline",
+    ),
+}
+# Experts of a whole captured step write what backward reads into buffers larger than an even share.
+PAGED_STASH = Line(
+    "stash_factor",
+    1.2,
+    "ratio",
+    Kind.ASSUMED,
+    source="NVIDIA-NeMo/Megatron-Bridge@v0.6.0:src/megatron/bridge/perf_recipes/deepseek/common.py,"
+    " moe_paged_stash_buffer_size_factor_cuda",
+)
+
 # What FSDP gathers at a time of a network whose layers are not known.
 SIZE_BASED_WRAP = Line(
     "min_num_params",

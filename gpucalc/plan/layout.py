@@ -125,6 +125,7 @@ class Recipe:
     recompute: str  # none | selective | full
     recompute_scope: str
     recompute_modules: tuple[str, ...]  # of scope modules
+    cuda_graphs: tuple[str, ...]  # full, or the modules of a layer that are replayed
     seq_len: int
     autocast: bool  # fp32 weights, 16-bit copies made per use
     loss: str

@@ -166,10 +166,12 @@ class Links:
     def _across(self, op: str, *, ranks: Num, stride: Num, nodes: Num, inside: Line) -> _Terms:
         terms = _terms(self.inter, op, nodes)
         per_island = comm.group_ranks_per_node(ranks=ranks, stride=stride, domain=self.island)
+        cards = self.inter.all_cards
         bandwidth = compute(
             "group_bandwidth",
             comm.group_bus_bytes_per_s,
             node_bus_bytes_per_s=terms.bandwidth,
+            all_cards_bytes_per_s=0 if cards is None else cards.line("all_cards"),
             intra_bus_bytes_per_s=inside,
             ranks_per_node=per_island,
             gpus_per_node=self.island,

@@ -303,6 +303,15 @@ def _phase(rank: Rank, name: str, parts: tuple[Line, ...]) -> Line:
 def _beside(rank: Rank) -> tuple[Line, ...]:
     """cuBLAS's workspace, which torch allocates, and what it does not: CUDA's context, NCCL's buffers."""
     opened, group = communicators(rank)
+    graphs = (
+        compute(
+            "cuda_graphs",
+            mem.cuda_graph_bytes,
+            graph_bytes=choose(
+                rank.layout.pp > 1, allowances.CUDA_GRAPHS["pp > 1"], allowances.CUDA_GRAPHS["pp 1"]
+            ),
+        ),
+    )
     return (
         compute(
             "cublas_workspace",
@@ -312,6 +321,7 @@ def _beside(rank: Rank) -> tuple[Line, ...]:
             ],
             handles=1,
         ),
+        *(graphs if rank.recipe.cuda_graphs else ()),
         compute(
             "cuda_context",
             mem.cuda_context_bytes,

@@ -251,6 +251,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
         recompute=recompute,
         recompute_scope=scope,
         recompute_modules=run.recompute_modules or ("core_attn",),
+        cuda_graphs=tuple(part for part in run.cuda_graphs or () if part != "none"),
         seq_len=sequence_length(run, graph),
         autocast=sizes.autocast,
         loss=fusion if run.fused_loss else "unfused",

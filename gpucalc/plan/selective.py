@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpucalc.formulas import activations as act
 from gpucalc.graph import Attention, Block, Mlp, Moe, Shard
 from gpucalc.line import Line, compute, total
-from gpucalc.plan.activation import expert_tensors, experts_line, layer_line
+from gpucalc.plan.activation import experts_line, layer_line
 from gpucalc.plan.layout import Recipe
 
 
@@ -94,7 +94,7 @@ def _without_modules(block: Block, recipe: Recipe, seq_len: int) -> Line:
     parts = [part for part in whole.children if part.name not in gone]
     for index, part in enumerate(parts):
         if part.name == "experts" and "moe_act" in modules and isinstance(block.ffn, Moe):
-            parts[index] = experts_line(block.ffn, recipe, expert_tensors(block.ffn, recipe) - 1)
+            parts[index] = experts_line(block.ffn, recipe, again=True)
         latent = isinstance(block.mixer, Attention) and block.mixer.kv_lora is not None
         if part.name == "attention" and "mla_up_proj" in modules and latent:
             assert isinstance(block.mixer, Attention)

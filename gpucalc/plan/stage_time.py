@@ -18,7 +18,7 @@ from gpucalc.plan.stages import LayerRun, Params, Stage, block_tensors
 from gpucalc.plan.step_rates import (
     ASYNC_HIDDEN,
     CONTENTION,
-    EXCHANGE_OVERLAP,
+    EXCHANGE_PAIRED,
     GRADIENT_HOOK_CALLS,
     RING_OVERLAP,
     TENSOR_EXPOSED,
@@ -188,7 +188,8 @@ def micro_batch_time(
         rows = trunk.tokens if head.vocab else layout.micro_batch
         work = head_work(head.hidden, head.vocab, head.linears, rows, layout, recipe, device)
         _add(time, work, "head", 1, recipe, checkpointed=False)
-    kernels = _all_calls(time.launched, recipe) + _hook_calls(stage, recipe)
+    kernels = 0 if "full" in recipe.cuda_graphs else _all_calls(time.launched, recipe)
+    kernels = kernels + _hook_calls(stage, recipe)
     host = compute("host", f.launch_s, kernels=kernels, kernel_launch_s=device.launch)
     time.launch = compute("launch", f.exposed_launch_s, device_s=time.busy_s, host_s=host)
     return time
@@ -236,7 +237,7 @@ def _add(
     again = work.recompute(recipe) if checkpointed else None
     if again is not None:
         time.recompute.append(_times(name, again, count))
-    time.launched = time.launched + work.calls * count
+    time.launched = time.launched + work.launched(recipe.cuda_graphs) * count
 
 
 def _times(name: str, each: Line, count: int) -> Line:
@@ -346,9 +347,9 @@ def _expert_parallel(
         return exchanges
     return compute(
         "expert_parallel",
-        comm.exposed_s,
+        comm.paired_exchange_s,
         communication_s=exchanges,
         compute_s=total("beside", (work.forward(), work.backward()), unit="s"),
-        overlap=EXCHANGE_OVERLAP,
+        paired_share=EXCHANGE_PAIRED,
         contention=CONTENTION,
     )

@@ -6,7 +6,7 @@ arithmetic is in `formulas.compute`.
 
 from __future__ import annotations
 
-from gpucalc.graph import Attention, Block, Norm, StateMixer
+from gpucalc.graph import Attention, Block, FeedForward, Mixer, Moe, Norm, StateMixer
 from gpucalc.num import Num, where
 from gpucalc.plan.device import Device
 from gpucalc.plan.layout import Layout, Recipe
@@ -36,7 +36,8 @@ def layer_work(block: Block, shape: Shape, layout: Layout, recipe: Recipe, devic
             _norm(work, norm, outside, code, stream, device)
     parts = block.parts
     hidden = block.hidden
-    work.calls += LAYER_CALLS[code]
+    for part in parts:  # norms, residuals and hooks
+        work.call(LAYER_CALLS[code] / len(parts), _module(part))
     for index, _ in enumerate(parts[: 1 if block.parallel else None], start=1):
         add_elementwise(work, f"residual_{index}", outside, hidden, RESIDUAL_PASSES[code], stream, device)
         if recipe.dropout:
@@ -44,6 +45,7 @@ def layer_work(block: Block, shape: Shape, layout: Layout, recipe: Recipe, devic
     if block.linears:
         add_linears(work, block.linears, shape.tokens, layout, recipe, device, low=False)
     for part in parts:
+        work.module = _module(part)
         add_linears(
             work,
             part.linears,
@@ -61,6 +63,15 @@ def layer_work(block: Block, shape: Shape, layout: Layout, recipe: Recipe, devic
         else:
             add_feed_forward(work, part, shape, layout, recipe, device)
     return work
+
+
+def _module(part: Mixer | FeedForward) -> str:
+    """What a part is called where Megatron-Core captures it."""
+    if isinstance(part, Attention):
+        return "attn"
+    if isinstance(part, StateMixer):
+        return "mamba"
+    return "moe_router" if isinstance(part, Moe) else "mlp"
 
 
 def _norm(work: LayerWork, norm: Norm, tokens: Num, code: str, size: Num, device: Device) -> None:

@@ -76,7 +76,7 @@ def add_attention(
     if recipe.attention == "eager":
         _unfused_attention(work, part, cross, heads, shape, layout, recipe, device)
         return
-    work.calls += 2
+    work.call(2)
     back_flops = compute("flops", f.attention_backward_flops, forward_flops=flops, recomputes_scores=True)
     moved = compute(
         "bytes",
@@ -141,7 +141,7 @@ def _unfused_attention(
         v_dim=part.v_dim,
         pairs=queries * keys,
     )
-    work.calls += 6
+    work.call(6)
     size = recipe.activation_bytes
     mixed = recipe.autocast and recipe.framework == "hf" and recipe.kernels == "eager"
     forward, backward = AUTOCAST_SCORE_PASSES if mixed else SCORE_PASSES[recipe.kernels]

@@ -15,7 +15,7 @@ from gpucalc.plan.work_counts import (
 from gpucalc.plan.work_lines import LayerWork, Shape, add_elementwise
 
 # From the containers of mid-2026 on TransformerEngine runs gated experts in Blackwell's block-scaled formats
-# as one grouped kernel: activation and casts in its epilogues, replayed from a CUDA graph.
+# as one grouped kernel: activation and casts in its epilogues.
 FUSED_EXPERTS_YEAR = 2026
 BLOCK_SCALED = ("mxfp8", "nvfp4")
 
@@ -49,8 +49,9 @@ def add_feed_forward(
         add_elementwise(work, "activation", shape.tokens, part.ffn / layout.tp, passes, size, device)
         return
     routed = recipe.expert_imbalance * shape.tokens * part.top_k / layout.tp
+    for module, calls in MOE_CALLS.items():
+        work.call(calls[code], module)
     if not fused_experts(part, recipe):
-        work.calls += MOE_CALLS[code]
         add_elementwise(work, "expert_activation", routed, part.expert_ffn, passes, size, device)
     biased = sum(linear.outputs for linear in part.linears if linear.shard is Shard.EXPERT and linear.bias)
     if biased and recipe.year < FUSED_EXPERTS_YEAR:

@@ -40,5 +40,5 @@ def head_work(
             element_bytes=LOSS_BYTES[code],
         )
         work.traffic.append(device.move("loss", moved))
-        work.calls += 8
+        work.call(8)
     return work

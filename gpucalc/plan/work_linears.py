@@ -133,17 +133,18 @@ def add_linears(
         forward, backward = made[key]
         work.matrix.append(forward if forward.name == linear.name else replace(forward, name=linear.name))
         work.matrix_back.extend(backward)
-        work.calls += LINEAR_CALLS[recipe.kernels]
+        module = "experts" if linear.shard is Shard.EXPERT else None
+        work.call(LINEAR_CALLS[recipe.kernels], module)
         rows, inputs, outputs, matrices = local_shape(
             linear, tokens, layout, imbalance=recipe.expert_imbalance
         )
         if linear.shard is Shard.EXPERT and not fused:
-            work.calls += matrices * EXPERT_CALLS[recipe.kernels] * (2 if low else 1)
+            work.call(matrices * EXPERT_CALLS[recipe.kernels] * (2 if low else 1), module)
         fresh = (linear.inputs, linear.active) not in seen
         seen.add((linear.inputs, linear.active))
         if low and linear.shard is not Shard.REPLICATED and not inside:
             # The forward input once per distinct tensor, the gradient of every output.
-            work.calls += LOW_PRECISION_CALLS[recipe.kernels]
+            work.call(LOW_PRECISION_CALLS[recipe.kernels], module)
             stored = _stored_bytes(recipe.math)
             # TransformerEngine keeps scales and cast weights; elsewhere each use finds its maximum first.
             cached = recipe.cached_fp8_weights
@@ -159,7 +160,7 @@ def add_linears(
                 )
                 lines.append(device.move(name, moved))
         if recipe.autocast:
-            work.calls += 2
+            work.call(2, module)
             add_elementwise(work, f"{linear.name}_cast", rows, inputs, (CAST_PASSES, CAST_PASSES), 2, device)
             add_elementwise(
                 work,
@@ -171,7 +172,7 @@ def add_linears(
                 device,
             )
         if recipe.adapters is not None and linear.name in recipe.adapters.targets:
-            work.calls += LORA_CALLS
+            work.call(LORA_CALLS, module)
             _adapter(work, linear, rows, inputs, outputs, recipe, device)
         if recipe.method == "qlora" and recipe.adapters is not None:
             adapters = recipe.adapters

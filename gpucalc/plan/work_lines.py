@@ -10,7 +10,10 @@ from gpucalc.line import Line, compute, total
 from gpucalc.num import Num
 from gpucalc.plan.device import Device
 from gpucalc.plan.layout import Recipe
+from gpucalc.plan.work_counts import REPLAY_CALLS
 
+# Modules that the scope moe of Megatron-Core captures together.
+_OF_EXPERTS = ("moe_router", "moe_preprocess", "experts")
 WHOLE_RECOMPUTE = ("megatron", "deepspeed")  # frameworks whose checkpoints repeat a layer's last product
 
 
@@ -25,7 +28,22 @@ class LayerWork:
     matrix_back: list[Line] = field(default_factory=list)
     attention_back: list[Line] = field(default_factory=list)
     traffic_back: list[Line] = field(default_factory=list)
-    calls: Num = 0  # host time forward, in kernel launches
+    calls: dict[str, Num] = field(default_factory=dict)  # host time forward, in kernel launches, by module
+    module: str = ""  # what the calls added belong to, as Megatron-Core names what it captures
+
+    def call(self, count: Num, module: str | None = None) -> None:
+        """Add host time of the module at hand, or of another."""
+        name = self.module if module is None else module
+        self.calls[name] = self.calls.get(name, 0) + count
+
+    def launched(self, graphs: tuple[str, ...]) -> Num:
+        """Host time forward in kernel launches, where these modules are replayed from CUDA graphs."""
+        captured = {*graphs, *(_OF_EXPERTS if "moe" in graphs else ())}
+        left: Num = REPLAY_CALLS if captured & self.calls.keys() else 0
+        for name, count in self.calls.items():
+            if name not in captured:
+                left = left + count
+        return left
 
     def forward(self) -> Line:
         """Seconds forward."""

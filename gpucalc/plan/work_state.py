@@ -34,7 +34,7 @@ def add_state_mixer(
         value_dim=part.value_dim,
         chunk=SCAN_CHUNK,
     )
-    work.calls += 10
+    work.call(10)
     share = compute(
         "efficiency",
         f.in_step_efficiency,

@@ -176,6 +176,8 @@ def _recipe(recipe: Recipe) -> str:
             f"recompute {recipe.recompute}",
             f"seq_len {recipe.seq_len}",
         ]
+    if recipe.cuda_graphs:
+        words += [f"cuda_graphs {' '.join(recipe.cuda_graphs)}"]
     if recipe.method != "full":
         words.insert(1, recipe.method)
     return ", ".join(clean(word) for word in words)

@@ -95,21 +95,25 @@ def module_sets(run: TrainRun, graph: Graph) -> tuple[tuple[str, ...], ...]:
     every = (["core_attn"] if run.attention == "eager" else []) + ["layernorm"]
     every += ["mla_up_proj"] if latent else []
     cheap = (*every, *(["moe_act"] if moe else []))
-    # Tokens that travel to experts beside another micro-batch cannot be sent again.
-    whole = ["moe"] if moe and not run.ep_overlap else ["moe_act"] if moe else []
+    # Tokens that travel to experts beside another micro-batch cannot be sent again, nor a captured router.
+    fixed = run.ep_overlap or "moe_router" in (run.cuda_graphs or ())
+    whole = ["moe"] if moe and not fixed else ["moe_act"] if moe else []
     most = (*every, *(["mlp"] if dense else []), *whole)
     return (cheap,) if cheap == most else (cheap, most)
 
 
-def clash(framework: str, one: Structure) -> tuple[str, ...]:
+def clash(run: TrainRun, one: Structure) -> tuple[str, ...]:
     """The keys of a structure that a framework refuses together; none where it takes them.
 
     DeepSpeed: a pipeline engine asserts stages below 2; an offloaded optimizer needs stage 1 and takes the
     gradients along from stage 2 on, offloaded parameters and NVMe need stage 3. Megatron-Core's
-    TransformerConfig refuses offloaded activations with a pipeline or with recomputation, and its optimizer
-    is offloaded by the distributed optimizer alone; what its FSDP divides is published without a pipeline or
-    offload. PyTorch's FSDP offloads what it divides.
+    TransformerConfig refuses offloaded activations with a pipeline, with recomputation or with CUDA graphs,
+    and full recomputation with graphs of parts of a layer; its optimizer is offloaded by the distributed
+    optimizer alone. What its FSDP divides is published without a pipeline, with offloaded activations
+    (Megatron-Bridge's Llama 3 70B) and without graphs, whose addresses its allocator does not keep
+    (docs/user-guide/features/megatron_fsdp.md, double buffering). PyTorch's FSDP offloads what it divides.
     """
+    framework, graphs = run.framework, set(run.cuda_graphs or ()) - {"none"}
     sharded = one.zero_stage if isinstance(one.zero_stage, int) else 0
     if framework == "deepspeed":
         if one.pp > 1 and sharded > 1:
@@ -128,12 +132,18 @@ def clash(framework: str, one: Structure) -> tuple[str, ...]:
     if framework == "megatron":
         if sharded > 1 and one.pp > 1:
             return ("pp", "zero_stage")
-        if sharded > 1 and one.offload != "none":
+        if sharded > 1 and one.offload == "optimizer-cpu":
             return ("zero_stage", "offload")
+        if sharded > 1 and graphs:
+            return ("zero_stage",)
         if one.offload == "activations-cpu" and one.pp > 1:
             return ("pp", "offload")
         if one.offload == "activations-cpu" and one.recompute != "none":
             return ("recompute", "offload")
+        if one.offload == "activations-cpu" and graphs:
+            return ("offload",)
+        if one.recompute == "full" and graphs - {"full"}:
+            return ("recompute",)
         if one.offload == "optimizer-cpu" and sharded < 1:
             return ("zero_stage", "offload")
     if one.schedule not in (None, "1f1b") and one.pp == 1:

@@ -122,7 +122,7 @@ class Space:
             self._choices("offload"),
         ):
             one = Structure(pp, zero, schedule, recompute, offload, modules)
-            if any(key in self.open for key in clash(run.framework, one)):
+            if any(key in self.open for key in clash(run, one)):
                 continue
             if pp == 1 or schedule is None or not self._schedule_rules(schedule, pp):
                 yield one

@@ -120,6 +120,8 @@ def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
         choose("etp", run.tp, "Megatron's own default: experts are divided like the rest")
     elif run.etp is None and run.tp != "auto":
         chosen["etp"] = 1
+    if run.cuda_graphs is None and run.framework in TRAIN_KEYS["cuda_graphs"]:
+        choose("cuda_graphs", ("none",), "off in Megatron-Core until asked for")
     if run.moe_dispatcher is None and run.ep != 1:
         choose("moe_dispatcher", "alltoall", "the default of every framework until asked for DeepEP")
     if run.expert_imbalance is None and run.ep != 1:

@@ -166,6 +166,7 @@ class CollectiveSpec(Spec):
     tree_needs_rails: bool = False
     ring_cards: Figure | None = None  # cards one group's rings use at most in an island of many
     ring_limit: Figure | None = None  # the rate of so many cards, once the network is known
+    all_cards: Figure | None = None  # what an island's cards carry together, whatever its links inside
     ops: dict[str, OpSpec] = Field(default_factory=dict)
     error: Figure | None = None  # mean absolute relative error over the fitted curves
     error_large: Figure | None = None  # the same for messages of 1 MB and more
@@ -243,7 +244,8 @@ class CollectiveSpec(Spec):
             per_card = self.ring_cards.value * nic_per_island.si / cards
             of_cards = f"{self.ring_cards.value:g} of the island's network cards"
             limit = _share(ring_share, nic_per_island, ring_share.value * per_card, of_cards)
-        ring = _least(network(ring_share), ring_inside)
+        of_all = network(ring_share)
+        ring = _least(of_all, ring_inside)
         per_gpu = ring_share.value * nic_per_island.si / island
         of_card = "one GPU's share of the island's network cards"
         ops = dict(self.ops)
@@ -259,7 +261,13 @@ class CollectiveSpec(Spec):
             bandwidth = {2: _share(ring_share, nic_per_island, per_gpu, of_card)}
             ops["send_recv"] = ops["send_recv"].model_copy(update={"bandwidth": bandwidth})
         return self.model_copy(
-            update={"bus_bandwidth": bus, "ring_bandwidth": {2: ring}, "ops": ops, "ring_limit": limit}
+            update={
+                "bus_bandwidth": bus,
+                "ring_bandwidth": {2: ring},
+                "ops": ops,
+                "ring_limit": limit,
+                "all_cards": of_all,
+            }
         )
 
 

@@ -20,6 +20,7 @@ TRAIN_KEYS: dict[str, tuple[str, ...]] = {
     "ep": _MODEL_PARALLEL,
     "etp": ("megatron", "torchtitan"),
     "recompute_modules": ("megatron",),
+    "cuda_graphs": ("megatron",),
     "fp8_params": ("megatron",),
     "reduce_bucket_size": ("deepspeed",),
     "overlap_comm": ("deepspeed",),
@@ -61,7 +62,7 @@ SERVE_KEYS: dict[str, tuple[str, ...]] = {
     "draft_head_gib": ("vllm", "sglang", "trtllm"),
     "prefill_replicas": ("vllm", "sglang", "trtllm"),
 }
-_IDLE: tuple[Any, ...] = (None, 1, 0, False, "none", "even")
+_IDLE: tuple[Any, ...] = (None, 1, 0, False, "none", "even", ("none",))
 
 
 def belongs(key: str, value: Any, framework: str | None, table: Mapping[str, tuple[str, ...]]) -> None:

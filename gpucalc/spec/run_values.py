@@ -32,6 +32,9 @@ RECOMPUTE = ("none", "selective", "selective-op", "selective-layer", "full")
 RECOMPUTE_MODULES = (  # of Megatron-Core's --recompute-modules
     "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts",
 )  # fmt: skip
+# What of a step Megatron-Core replays from CUDA graphs: all of it, or modules of a layer
+# (--cuda-graph-impl local with full_iteration; --cuda-graph-scope).
+CUDA_GRAPHS = ("none", "full", "attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess")
 METHODS = ("full", "lora", "qlora")
 LOSS_DTYPES = ("fp32", "16-bit")
 LOADED_AS = ("fp32", "16-bit")
@@ -65,6 +68,7 @@ SCHEDULE_NAMES = {
     "dual-pipe-v": "dualpipe-v",
 }  # fmt: skip
 RECOMPUTE_MODULE_NAMES = {"norm": "layernorm", "act": "moe_act", "shared-expert": "shared_experts"}
+CUDA_GRAPH_NAMES = {"full-iteration": "full", "no": "none", "off": "none"}
 RECOMPUTE_NAMES = {"no": "none", "off": "none", "selective-block": "selective-layer"}
 OFFLOAD_NAMES = {
     "no": "none", "cpu": "params+optimizer-cpu", "optimizer": "optimizer-cpu",
@@ -142,6 +146,13 @@ def named(legal: tuple[str, ...], aliases: Mapping[str, str] | None = None) -> B
         return name
 
     return BeforeValidator(check)
+
+
+def _listed(value: Any) -> Any:
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+Listed = BeforeValidator(_listed)  # words with commas between them are a list, one word too
 
 
 def _folded(name: str) -> str:

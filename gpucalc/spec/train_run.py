@@ -14,6 +14,8 @@ from gpucalc.spec.base import Spec, refuse
 from gpucalc.spec.run_keys import STAGES, TRAIN_KEYS, belongs
 from gpucalc.spec.run_values import (
     ATTENTION,
+    CUDA_GRAPH_NAMES,
+    CUDA_GRAPHS,
     FLOAT_NAMES,
     FREEZABLE,
     HOST_LOAD,
@@ -41,6 +43,7 @@ from gpucalc.spec.run_values import (
     Batch,
     Degree,
     Flag,
+    Listed,
     Tokens,
     ZeroStage,
     named,
@@ -115,12 +118,18 @@ class TrainRun(Spec):
     )
     sequence_parallel: Flag | Auto | None = None
     recompute: Annotated[str, named((*RECOMPUTE, "auto"), RECOMPUTE_NAMES)] = "none"
-    recompute_modules: tuple[Annotated[str, named(RECOMPUTE_MODULES, RECOMPUTE_MODULE_NAMES)], ...] | None = (
-        Field(
-            default=None,
-            description="parts of a layer that Megatron's selective recomputation makes again;"
-            " unset: core_attn",
-        )
+    recompute_modules: (
+        Annotated[tuple[Annotated[str, named(RECOMPUTE_MODULES, RECOMPUTE_MODULE_NAMES)], ...], Listed] | None
+    ) = Field(
+        default=None,
+        description="parts of a layer that Megatron's selective recomputation makes again; unset: core_attn",
+    )
+    cuda_graphs: (
+        Annotated[tuple[Annotated[str, named(CUDA_GRAPHS, CUDA_GRAPH_NAMES)], ...], Listed] | None
+    ) = Field(
+        default=None,
+        description="what the GPU replays without its host: full, all of a step; or parts of a layer, as"
+        " Megatron-Core names them: attn, mamba, mlp, moe_router, moe_preprocess, moe (of padded experts)",
     )
     attention: Annotated[str, named(ATTENTION)] | None = Field(
         default=None,
@@ -328,6 +337,8 @@ def _offload_rule(value: Any, given: Mapping[str, Any]) -> tuple[str, str] | Non
     framework = given.get("framework")
     if value.endswith("nvme") and framework not in ("deepspeed", None):
         return f"does not apply to {framework}", "NVMe offload with framework deepspeed"
+    if value == "activations-cpu" and set(given.get("cuda_graphs") or ()) - {"none"}:
+        return "does not go with cuda_graphs", "cuda_graphs: none, or another offload"
     if value.startswith("params") and framework == "ddp":
         return "does not apply to ddp, which keeps every parameter on every GPU", "none, optimizer-cpu"
     return None
@@ -337,6 +348,23 @@ def _modules_rule(_: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
     if given.get("recompute", "none") in ("selective", "auto"):
         return None
     return "names parts of a selective recomputation", "with recompute: selective"
+
+
+def _graphs_rule(value: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What Megatron-Core's TransformerConfig refuses (megatron/core/transformer/transformer_config.py)."""
+    if len(value) > 1 and {"none", "full"} & set(value):
+        return "names all or nothing beside parts", "none, full, or modules of a layer"
+    if "moe_preprocess" in value and "moe_router" not in value:
+        return "moe_preprocess is captured with moe_router", "moe_router and moe_preprocess"
+    if "moe" in value and "moe_router" in value:
+        return "moe_router is a part of moe", "one of the two"
+    if set(value) & {"none", "full"} or not value:
+        return None
+    if given.get("recompute") == "full":
+        return "parts of a layer cannot be captured where whole layers are recomputed", "full, none"
+    if "moe_router" in value and "moe" in (given.get("recompute_modules") or ()):
+        return "a captured router is not recomputed", "without moe in recompute_modules"
+    return None
 
 
 def _quantization_rule(_: Any, given: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -379,5 +407,6 @@ _TRAIN_RULES: dict[str, _Rule] = {
     "quantization": _quantization_rule,
     "quantization_block": _block_rule,
     "recompute_modules": _modules_rule,
+    "cuda_graphs": _graphs_rule,
     "lora": _lora_rule,
 }

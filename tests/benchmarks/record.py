@@ -26,6 +26,7 @@ SCRIPTS = (
     ("steptime.py", "5 ms", ()),
     ("search.py", "a million layouts a second; 1T parameters on 4,096 GPUs in 3 s and 500 MB", ()),
     ("checks.py", "200 jobs in 2 s", ()),
+    ("tuned.py", "tuned layouts: legal and fitting 95 %, within 15 % of the best 85 %", ("--shares",)),
 )
 
 HEAD = """\

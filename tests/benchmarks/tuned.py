@@ -1,15 +1,17 @@
 """Published layouts that their authors tuned, against the best layout the search finds.
 
 Of rows that differ in layout alone the fastest is the tuned one; the others are what its authors
-compared it with. Where a row does not say how it recomputed or offloaded, the search completes its layout to
-say whether it fits; its time is taken without recomputation, the least it can have been. (Megatron recomputes
-single modules of a layer, which a job cannot say.)
+compared it with. What a release's own recipe says of a row (modules made again, captured CUDA graphs,
+overlap) is taken from there and holds for both layouts. Where nothing says how a row recomputed or
+offloaded, the search completes its layout to say whether it fits; its time is taken without
+recomputation, the least it can have been.
 
-    python tests/benchmarks/tuned.py [every NTH row]
+    python tests/benchmarks/tuned.py [every NTH row] [--shares]
 
-Rows of Megatron's papers and tables, NeMo's and Megatron Bridge's recipes and torchtitan's tables. Targets:
-the published layout is legal and fits in 95 % of them, and its predicted step is within 15 % of the best
-one's in 85 %. A benchmark, not a test; `test_tuned_layouts.py` runs a part of it.
+Rows of Megatron's papers and tables, NeMo's and Megatron Bridge's recipes and torchtitan's tables.
+Targets: the published layout is legal and fits in 95 % of them, and its predicted step is within 15 %
+of the best one's in 85 %. A benchmark, not a test; `test_tuned_layouts.py` runs a part of it. --shares
+leaves out the rows that miss.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from gpucalc.validate_training import Reading, speed_of
 
 GROUPS = ("korthikanti", "megatronlm", "nemo", "nemo2407", "mbridge", "torchtitan")
 WITHIN = 0.15
+SHARES = "--shares"
 # Weak scaling at one batch per GPU with every layer checkpointed: a table of scaling, not of tuned layouts.
 SCALING_TABLES = ("megatronlm-2020-",)
 
@@ -142,9 +145,10 @@ def shares(rows: Sequence[Compared]) -> tuple[float, float]:
 
 
 def main() -> None:
-    rows = compared(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
+    numbers = [int(word) for word in sys.argv[1:] if word != SHARES]
+    rows = compared(*numbers)
     for row in rows:
-        if row.near:
+        if row.near or SHARES in sys.argv:
             continue
         if row.own_s is None or row.best_s is None or row.own is None or row.best is None:
             print(f"{row.row}: {'does not fit' if row.legal else 'is not legal'}: {row.why}")
