@@ -440,6 +440,18 @@ def test_layers_over_several_cards_never_speed_up_a_stream() -> None:
     assert four.prefill_s.value < one.prefill_s.value
 
 
+def test_llama_cpp_hands_fp32_over_through_the_host_where_cards_have_no_access() -> None:
+    run = {"framework": "llamacpp", "quant": "f16", "version": "b2833", "pp": 8, "max_model_len": 4096}
+    found, spec, cluster = deployed("llama-3-8b", (8, "rtx-4090"), **run)
+    server = Server(subject("llama-3-8b").graph, found.layout, found.recipe, spec, cluster)
+    line = server.forward_pass(Load(chunk=512, prompts=1)).child("pipeline")
+    each = line.inputs["send_s"]
+    assert each.inputs["times"] == 2
+    assert each.inputs["each_s"].inputs["message_bytes"].value == 512 * 4096 * 4
+    # llama-bench of May 2024: 64.9 ms on eight cards, 54.6 on one, seven boundaries
+    assert line.value / 7 == pytest.approx(1.47e-3, rel=0.4)
+
+
 def test_few_tokens_read_few_experts() -> None:
     found, spec, cluster = deployed("qwen3-30b-a3b", (1, "h200-sxm-141gb"))
     server = Server(subject("qwen3-30b-a3b").graph, found.layout, found.recipe, spec, cluster)

@@ -396,14 +396,19 @@ class Server(Mixers):
             comm.stage_message_bytes,
             tokens=load.rows,
             hidden=self.stack.hidden,
-            element_bytes=self.recipe.dtype_bytes,
+            element_bytes=self.speed.stream_bytes.value
+            if self.speed.stream_bytes
+            else self.recipe.dtype_bytes,
             divided_by=1,
         )
+        send = self.links.send("send", message, world=self.layout.engine_gpus)
+        if self.speed.stages_whole and not self.links.cluster.intra.peer_to_peer:
+            send = compute("send", f.repeated_s, each_s=send, times=2)
         return compute(
             "pipeline",
             g.handoffs_s,
             boundaries=self.layout.pp - 1,
-            send_s=self.links.send("send", message, world=self.layout.engine_gpus),
+            send_s=send,
             handoff_s=self.speed.handoff.line("handoff"),
         )
 

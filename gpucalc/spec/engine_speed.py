@@ -73,7 +73,9 @@ class EngineSpeed(Spec):
     values and widens them to the query heads. grouped_since: the version before which each query head reads
     its keys and values anew. widens_before: the version before which weights of fewer bits are written out
     in 16 bit before many rows are multiplied with them. expert_launch: time a matrix of each expert takes
-    where they are multiplied with one after another, until the version of experts_together. grouped_tile:
+    where they are multiplied with one after another, until the version of experts_together. stream_bytes:
+    of an element handed to the next stage, as the dtype has where not given. stages_whole: what is handed
+    over goes to the host before it goes on, where GPUs have no access to each other. grouped_tile:
     rows of a tile of the kernel that multiplies with all experts at once, from that version on. launch_queue:
     kernels that wait on one GPU before the one host thread that starts them waits too, with
     product_launches for a product of many rows and layer_launches for the rest of a layer; chunk_copies: of
@@ -93,6 +95,8 @@ class EngineSpeed(Spec):
     vendors: dict[str, dict[WeightClass, WeightSpeed]] | None = None
     eager: bool = False  # no graphs, whatever is asked
     own_kernels: bool = False
+    stream_bytes: Figure | None = None
+    stages_whole: bool = False
     mixes_prefill: bool = True
     reserves: bool = False
     rewrites_cache: bool = False
