@@ -298,6 +298,15 @@ def test_parts_made_again_are_planned_as_they_were_weighed() -> None:
     assert spent == sorted(spent)
 
 
+def test_of_layouts_that_take_the_same_time_the_one_that_offloads_nothing_is_first() -> None:
+    subject, cluster = SUBJECTS["llama"], CLUSTERS["h100-sxm-80gb", 16]
+    run = run_of("fsdp", fixed={"recompute": "full", "zero_stage": 2, "micro_batch": 2})
+    best = explore(subject, Space(subject.graph, run, cluster), cluster).best
+    alike = [one.values["offload"] for one in best if one.step_s == pytest.approx(best[0].step_s, rel=1e-9)]
+    assert len(alike) > 1  # offloaded activations travel beside computation
+    assert alike[0] == "none"
+
+
 def test_old_software_is_not_given_what_came_later() -> None:
     where = ("a100-sxm-40gb", 8)
     old = run_of("megatron", fixed={"year": 2020})

@@ -102,8 +102,14 @@ def explore(
         found = search(space, scale, keep=keep, progress=progress)
     if not found.best:
         raise space.refusal()
-    found.best = _simulated(space, scale, found, keep)
+    found.best = sorted(_simulated(space, scale, found, keep), key=_simplest)
     return found
+
+
+def _simplest(one: Candidate) -> tuple[float, ...]:
+    """Sorts as `merit`, but of layouts that take the same time, what offloads nothing comes first."""
+    tier, pace, needed = merit(one)
+    return (tier, float(f"{pace:.9g}"), float(one.fits and one.values["offload"] != "none"), needed)
 
 
 def one_by_one(space: Space, scale: Scale, *, keep: int) -> Found:
