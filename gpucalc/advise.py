@@ -102,7 +102,7 @@ def _without_a_kind(
         better = _RANK[found.verdict.level] < _RANK[plan.verdict.level]
         same = found.verdict.level is plan.verdict.level
         if better or (same and _speed(found) > _speed(plan) * WORTH_SPEED):
-            yield _action(f"{kept.count} x {kept.gpu.name} alone", {"gpus": fleet}, found)
+            yield Action.of(f"{kept.count} x {kept.gpu.name} alone", {"gpus": fleet}, found)
 
 
 def smallest_fleet(
@@ -131,7 +131,7 @@ def smallest_fleet(
             if verdict.level is Level.FITS or (verdict.level is Level.MARGINAL and verdict.binds == HOST):
                 title = f"{count} x {other.pools[0].gpu.name}, {open_run.framework}"
                 changes = _layout_changes(found, run) | _opened_changes(open_run, run, found)
-                return _action(title, {"gpus": fleet, **changes}, found)
+                return Action.of(title, {"gpus": fleet, **changes}, found)
     return None
 
 
@@ -197,7 +197,7 @@ def _tried(
         return None
     settled = {f"run.{key}": _settled(found, key, value) for key, value in changes.items()}
     moved = {key: value for key, value in settled.items() if value != _stated(plan, run, key)}
-    return _action(title, moved, found)
+    return Action.of(title, moved, found)
 
 
 def _settled(found: Plan, key: str, value: Any) -> Any:
@@ -213,17 +213,6 @@ def _stated(plan: Plan, run: TrainRun, key: str) -> Any:
     if name == "grad_accum":
         return plan.layout.micro_batches
     return getattr(plan.layout, name, getattr(run, name, None))
-
-
-def _action(title: str, changes: Mapping[str, Any], plan: Plan) -> Action:
-    return Action(
-        title=title,
-        changes=changes,
-        level=plan.verdict.level,
-        needed_bytes=float(plan.verdict.needed.value),
-        step_s=float(plan.time.value) if plan.time is not None else None,
-        tokens_per_s=_speed(plan) if plan.throughput is not None else None,
-    )
 
 
 def _speed(plan: Plan) -> float:

@@ -65,7 +65,7 @@ def advised_serving(
         answer = tried(changes, cluster)
         if answer is None:
             continue
-        action = _action(title, {f"run.{key}": value for key, value in changes.items()}, answer)
+        action = Action.of(title, {f"run.{key}": value for key, value in changes.items()}, answer)
         if helps(answer):
             seen.add(kind)
             found.append(action)
@@ -188,7 +188,7 @@ class _Fleets:
             answer = self.tried(self.degrees, where)
             if answer is not None and answer.verdict.level is Level.FITS and helps(answer):
                 changes = {"gpus": f"{count}x{card}", **{f"run.{key}": v for key, v in self.degrees.items()}}
-                yield _action(f"{count} x {where.pools[0].gpu.name}", changes, answer)
+                yield Action.of(f"{count} x {where.pools[0].gpu.name}", changes, answer)
                 return
 
 
@@ -216,14 +216,3 @@ def _faster(before: Plan, after: Plan) -> bool:
     if after.verdict.level is not Level.FITS or before.throughput is None or after.throughput is None:
         return False
     return bool(after.throughput.value > WORTH * before.throughput.value)
-
-
-def _action(title: str, changes: Mapping[str, Any], answer: Plan) -> Action:
-    return Action(
-        title=title,
-        changes=changes,
-        level=answer.verdict.level,
-        needed_bytes=float(answer.verdict.needed.value),
-        step_s=float(answer.time.value) if answer.time is not None else None,
-        tokens_per_s=float(answer.throughput.value) if answer.throughput is not None else None,
-    )

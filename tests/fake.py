@@ -134,8 +134,15 @@ def plan(level: Level = Level.FITS) -> Plan:
         binds="compute" if runs else "memory capacity",
         assumptions=(Assumption("run.dropout", False, "most recipes of this size train without"),),
         actions=(
-            Action("run.micro_batch = 2", {"run.micro_batch": 2}, Level.MARGINAL, 76 * GIB, 2.4, 54_000.0),
-            Action("run.tp = 2", {"run.tp": 2}, Level.FITS, 40 * GIB, None, None),
+            Action(
+                "run.micro_batch = 2",
+                {"run.micro_batch": 2},
+                Level.MARGINAL,
+                Line("backward", 76 * GIB, "bytes"),
+                Line("step", 2.4, "s"),
+                Line("tokens_per_s", 54_000.0, "tokens/s"),
+            ),
+            Action("run.tp = 2", {"run.tp": 2}, Level.FITS, Line("backward", 40 * GIB, "bytes"), None, None),
         ),
         notes=("a note with \x1b[31mcolour\x1b[0m in it",),
     )

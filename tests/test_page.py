@@ -285,6 +285,20 @@ def test_every_load_opens_into_the_document_s_numbers(name: str) -> None:
         assert all("#f-" in opened[key][1] or "shown above" in opened[key][1] for key in names)
 
 
+@pytest.mark.parametrize("name", ["fits", "too-large", "mixed"])
+def test_every_change_opens_into_the_document_s_numbers(name: str) -> None:
+    actions = pages.answer(name).document()["actions"]
+    rows = opening_rows(name, "help")
+    assert len(rows) == len(actions) > 2
+    for (numbers, opened), action in zip(rows, actions, strict=True):
+        told = [action[key] for key in ("needed_bytes", "step_s", "tokens_per_s") if action[key] is not None]
+        assert numbers == told
+        assert next(value for label, (value, _) in opened.items() if label.startswith("needs")) == told[0]
+        if action["step_s"] is not None:
+            assert told[1] in [value for value, _ in opened.values()]
+            assert opened["tokens_per_s"][0] == told[2]
+
+
 def test_every_layout_opens_into_the_search_s_numbers() -> None:
     found = pages.answer("searched").search()
     assert found is not None

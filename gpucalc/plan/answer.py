@@ -73,14 +73,51 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A change worth making and what it would bring, found by planning again with it."""
+    """A change worth making and what it would bring, found by planning again with it.
+
+    needed, step and rate are lines of that plan; a plan that cannot run has no step and no rate.
+    """
 
     title: str
     changes: Mapping[str, Any]
     level: Level
-    needed_bytes: float
-    step_s: float | None
-    tokens_per_s: float | None
+    needed: Line
+    step: Line | None
+    rate: Line | None  # tokens per second, of a deployment output tokens
+
+    @classmethod
+    def of(cls, title: str, changes: Mapping[str, Any], plan: Plan) -> Action:
+        """The change that led to a plan."""
+        rate = plan.throughput
+        if rate is not None and not plan.serves:
+            rate = rate.child("tokens_per_s")
+        return cls(title, changes, plan.verdict.level, plan.verdict.needed, plan.time, rate)
+
+    @property
+    def needed_bytes(self) -> float:
+        """Bytes the worst GPU needs at its peak."""
+        return float(self.needed.value)
+
+    @property
+    def step_s(self) -> float | None:
+        """A step, or the time between two tokens."""
+        return None if self.step is None else float(self.step.value)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens per second of all GPUs."""
+        return None if self.rate is None else float(self.rate.value)
+
+    def document(self) -> dict[str, Any]:
+        """The same for a JSON document."""
+        return {
+            "title": self.title,
+            "changes": dict(self.changes),
+            "level": self.level.value,
+            "needed_bytes": self.needed_bytes,
+            "step_s": self.step_s,
+            "tokens_per_s": self.tokens_per_s,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ def plan(answer: Plan, provenance: Mapping[str, Any], rules: Sequence[Estimate] 
         "speed_error": None
         if answer.speed_error is None
         else {"expected_error_fraction": answer.speed_error[0], "basis": answer.speed_error[1]},
-        "actions": [record(item) for item in answer.actions],
+        "actions": [plain(item.document()) for item in answer.actions],
         "splits": [record(item) for item in answer.splits],
         "loads": [plain(item.document()) for item in answer.loads],
         "launch": answer.launch,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from gpucalc import units
 from gpucalc.layouts import Layouts, Option
 from gpucalc.plan.answer import LoadPoint, Plan
-from gpucalc.report.html.ledger import Ledger
+from gpucalc.report.html.ledger import BESIDE, Ledger
 from gpucalc.report.html.pieces import Row, Section, figure, legend, section, table
 from gpucalc.report.html.tables import LEVELS
 from gpucalc.report.layouts import HEADS, idle
@@ -17,8 +17,6 @@ from gpucalc.report.screen import set_word, whole
 from gpucalc.report.svg.axes import Axis, linear, logarithmic
 from gpucalc.report.svg.plot import Curve, Point, plot
 from gpucalc.scale import Scaling, Size, rental_price
-
-_DEPTH = 1  # inputs followed below a row's numbers: each row is a plan of its own, and a page holds many
 
 # -- scaling --------------------------------------------------------------------------------------
 
@@ -99,7 +97,7 @@ def _sizes(sizes: Sequence[Size], ledger: Ledger) -> Iterator[Row]:
         else:
             price = rental_price(plan)
             yield (
-                ledger.opened(size.efficiency, text(whole(size.gpus)), depth=_DEPTH),
+                ledger.opened(size.efficiency, text(whole(size.gpus)), depth=BESIDE),
                 units.seconds(plan.time.value),
                 ledger.value(rate(size), "count"),
                 units.percent(size.efficiency.value, 0),
@@ -187,7 +185,7 @@ def _opened(one: Option, name: Html, ledger: Ledger) -> Html:
     if one.step_s is not None and one.plan.time is not None and one.plan.throughput is not None:
         rate = one.plan.throughput.child("tokens_per_s")
         lines += [(one.plan.time.name, one.plan.time), (rate.name, rate)]
-    return ledger.several(name, lines, depth=_DEPTH)
+    return ledger.several(name, lines, depth=BESIDE)
 
 
 def _named(one: Option) -> str:
@@ -246,7 +244,7 @@ def loads(answer: Plan, ledger: Ledger) -> Section | None:
             ledger.several(
                 tag("b" if point.is_job else "span", whole(point.concurrency)),
                 [(line.name, line) for line in point.line.children],
-                depth=_DEPTH,
+                depth=BESIDE,
             ),
             ledger.value(point.tokens_per_s_per_user, "count"),
             ledger.value(point.tokens_per_s_per_gpu, "count"),

@@ -22,6 +22,9 @@ from gpucalc.report.screen import label, quantity
 DEPTHS = (64, 5, 4, 3, 2, 1, 0)
 
 
+BESIDE = 1  # of rows that are plans of their own, beside this one: a page holds many
+
+
 class Ledger:
     """What has been told on one page, and the formulas and sources it was told with."""
 

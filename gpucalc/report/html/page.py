@@ -94,7 +94,7 @@ def _sections(answer: Plan, ledger: Ledger, beside: Beside) -> Iterator[Section]
         tables.reliability(answer, ledger),
         tables.cost(answer, ledger),
         machine.unlike(answer),
-        tables.actions(answer),
+        tables.actions(answer, ledger),
         machine.machine(answer, beside.cluster, ledger),
         tables.documents(beside.rules or (headline(answer),), ledger),
         tables.assumptions(answer, ledger),

@@ -9,10 +9,10 @@ from gpucalc import units
 from gpucalc.documents import Estimate
 from gpucalc.formula import FORMULAS
 from gpucalc.plan.answer import Level, Plan
-from gpucalc.report.html.ledger import Ledger
+from gpucalc.report.html.ledger import BESIDE, Ledger
 from gpucalc.report.html.pieces import Row, Section, facts_rows, section, table
 from gpucalc.report.markup import Html, join, tag, text
-from gpucalc.report.screen import set_word, whole
+from gpucalc.report.screen import set_word
 from gpucalc.report.table import assumed_figures
 
 LEVELS = {Level.FITS: "fits", Level.MARGINAL: "marginal", Level.DOES_NOT_FIT: "does not fit"}
@@ -71,7 +71,7 @@ def launch(answer: Plan) -> Section | None:
     return section("launch", words, tag("pre", tag("code", answer.launch), tabindex=0))
 
 
-def actions(answer: Plan) -> Section | None:
+def actions(answer: Plan, ledger: Ledger) -> Section | None:
     """Changes worth making, each planned again."""
     if not answer.actions:
         return None
@@ -79,11 +79,14 @@ def actions(answer: Plan) -> Section | None:
     def rows() -> Iterator[Row]:
         for action in answer.actions:
             keys = " ".join(f"{key}={set_word(value)}" for key, value in action.changes.items())
+            named = join(action.title, tag("code", keys, class_="eq more"))
+            numbers = (("needs", action.needed), ("step", action.step), ("tokens_per_s", action.rate))
+            lines = [(name, line) for name, line in numbers if line is not None]
             yield (
-                join(action.title, tag("code", keys, class_="eq more")),
-                units.gib(action.needed_bytes),
-                units.seconds(action.step_s) if action.step_s is not None else "",
-                whole(action.tokens_per_s) if action.tokens_per_s is not None else "",
+                ledger.several(named, lines, depth=BESIDE),
+                ledger.value(action.needed_bytes, "bytes"),
+                ledger.value(action.step_s, "s") if action.step_s is not None else "",
+                ledger.value(action.tokens_per_s, "count") if action.tokens_per_s is not None else "",
                 LEVELS[action.level],
             )
 
@@ -96,7 +99,7 @@ def documents(estimates: Sequence[Estimate], ledger: Ledger) -> Section:
     """What planning documents' rules say of the same."""
     rows = (
         (
-            ledger.opened(item.line, text(item.rule), depth=1),
+            ledger.opened(item.line, text(item.rule), depth=BESIDE),
             ledger.value(item.line.value, item.line.unit),
             "" if item.ours is None else ledger.value(item.ours.value, item.ours.unit),
             item.why,
