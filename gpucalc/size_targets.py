@@ -13,7 +13,7 @@ from gpucalc.plan.answer import Level, Plan
 from gpucalc.spec.run_values import MAX_TOKENS
 from gpucalc.spec.serve_run import ServeRun
 from gpucalc.spec.train_run import TrainRun
-from gpucalc.units import parse_count, seconds
+from gpucalc.units import parse_count, percent, seconds
 
 HOUR_S = 3600.0
 _UNITS_S = {"s": 1.0, "min": 60.0, "h": HOUR_S, "d": 24 * HOUR_S, "w": 7 * 24 * HOUR_S}
@@ -155,7 +155,11 @@ def misses(plan: Plan, run: TrainRun | ServeRun, targets: Targets, slower: float
     if targets.tokens is not None and targets.by_s is not None:
         wall = wall_s(plan, targets.tokens, slower)
         if wall > targets.by_s:
-            found.append(f"takes {seconds(wall)}, {seconds(targets.by_s)} allowed")
+            if math.isinf(wall):
+                found.append("is interrupted before it gets anywhere")
+            else:
+                over = percent(wall / targets.by_s - 1, 1)
+                found.append(f"takes {seconds(wall)}, {over} more than the {seconds(targets.by_s)} allowed")
     rate = rate_of(plan) / slower
     if targets.per_s is not None and rate < targets.per_s:
         found.append(f"{rate:,.0f} tokens/s, {targets.per_s:,.0f} asked")
