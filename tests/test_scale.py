@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -76,7 +77,8 @@ def test_efficiency_and_goodput_fall_up_to_100_000_gpus(
     found = scale(job_of(name, *sets, gpus=gpus), CATALOG, sizes)
     shares = [size.efficiency.value for size in found.weak if size.efficiency]
     assert len(shares) == len(sizes)
-    assert shares == sorted(shares, reverse=True)
+    # More ranks share the optimizer's step of the same state: that much, no more, may be gained.
+    assert all(later <= 1.005 * earlier for earlier, later in pairwise(shares))
     assert shares[-1] > 0.8
     kept = [size.goodput for size in found.weak if size.goodput is not None]
     assert kept == sorted(kept, reverse=True)
