@@ -279,3 +279,11 @@ def test_the_document_has_every_way(capsys: Capture) -> None:
     assert sum(split["wins"] for split in document["splits"]) == 1
     pipeline = next(split for split in document["splits"] if split["how"] == "pipeline")
     assert sum(sum(part["layers"]) for part in pipeline["parts"]) == 32
+
+
+def test_a_kind_alone_takes_a_batch_its_cards_share_where_nobody_states_one() -> None:
+    job = resolve("models/llama-3-8b", CATALOG, gpus="3xA100-SXM-80GB+2xRTX3090", sets=("run.seq_len=2048",))
+    alone = {split.left_out: split for split in plan_job(job, CATALOG).splits if split.left_out}
+    kept = alone["rtx-3090"]
+    assert kept.global_batch == 39  # of 40, which three cards do not share
+    assert kept.step_s is not None

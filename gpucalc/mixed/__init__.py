@@ -64,9 +64,10 @@ def splits(
     for left in ordered.pools:
         rest = tuple(pool for pool in ordered.pools if pool is not left)
         if len(rest) == 1:
-            found.append(
-                _alone(subject, run, rest[0], left, clusters, errors, batch, "run.precision" in unstated)
-            )
+            # Where nobody states the batch it is the nearest that the kind's cards share evenly.
+            own = batch if stated else max(1, round(batch / rest[0].count)) * rest[0].count
+            free = "run.precision" in unstated
+            found.append(_alone(subject, run, rest[0], left, clusters, errors, own, free))
         else:
             found.append(_without(subject, run, ordered, left, errors, batch, stated))
     found.sort(key=lambda split: (LEVELS[split.level], -(split.tokens_per_s or 0.0), split.how, split.fleet))
