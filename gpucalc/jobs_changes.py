@@ -36,7 +36,21 @@ def read_change(text: str) -> Change:
             (f"run.{key}",) if first in runs else nearest(key, [*keys_of(Job), *(f"run.{k}" for k in runs)])
         )
         raise UnknownName("no such key", where="--set", key=key, legal=keys_of(Job), near=near)
-    return Change(key, parse_scalar(value, "--set"), text)
+    found = parse_scalar(value, "--set")
+    if key in _texts() and found is not None and not isinstance(found, str):
+        found = value.strip()  # version=0.10 is no number
+    return Change(key, found, text)
+
+
+def _texts() -> set[str]:
+    """Keys that hold nothing but text."""
+    groups = (("", Job), ("run.", TrainRun), ("run.", ServeRun))
+    return {
+        f"{group}{key}"
+        for group, spec in groups
+        for key, field in spec.model_fields.items()
+        if field.annotation == (str | None)
+    }
 
 
 def apply_changes(data: dict[str, Any], changes: Sequence[Change]) -> None:

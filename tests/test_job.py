@@ -198,7 +198,7 @@ def test_every_problem_is_named_at_once_and_the_legal_keys_once() -> None:
         ({"run": 5}, "run: must be a group of keys, got 5"),
         ({"run": None}, "run: must be a group of keys"),
         ({"expect": [1]}, "expect: must be a group of keys"),
-        ({"name": 3}, "name: must be text, got 3"),
+        ({"name": 3}, "name: must be text, got 3; legal: the same in quotes"),
     ],
 )
 def test_the_top_level(top: dict[str, Any], words: str) -> None:

@@ -95,6 +95,13 @@ def test_flags_win(tmp_path: Path, catalog: Catalog) -> None:
     assert (lora.run.lora.rank, lora.run.lora.targets) == (8, ("q", "v"))
 
 
+def test_what_is_text_stays_as_it_is_written(catalog: Catalog) -> None:
+    job = resolve("serve-llama-3.1-8b", catalog, sets=["run.version=0.10", "name=2024"])
+    assert (job.run.version, job.name) == ("0.10", "2024")
+    assert resolve("serve-llama-3.1-8b", catalog, sets=["run.version="]).run.version != ""
+    assert resolve("serve-llama-3.1-8b", catalog, sets=['run.version="0.10"']).run.version == "0.10"
+
+
 def test_any_key_of_the_model_can_be_set(catalog: Catalog) -> None:
     job = resolve("llama-3-8b", catalog, sets=["model.layers=4"])
     assert job.model.layers == 4

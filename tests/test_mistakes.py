@@ -15,6 +15,7 @@ FILES = {
     "card.yaml": "model: llama-3-8b\n\ngpus: 8xH1000\nrun: {task: train}\n",
     "server.yaml": "model: llama-3-8b\ngpus: 8xH100\nsystem: dgx-9\nrun: {task: train}\n",
     "narrow.yaml": "model: {family: llama, layers: 2}\ngpus: 8xH100\nrun: {task: train}\n",
+    "version.yaml": "model: llama-3.1-8b\ngpus: 1xH100\nrun: {task: serve, framework: vllm, version: 0.19}\n",
     "log.txt": "nothing is wrong\n",
 }
 MISTAKES = {
@@ -37,6 +38,8 @@ MISTAKES = {
     " did you mean collective_s",
     # keys
     "plan mistyped.yaml": "mistyped.yaml:2: gpu: no such key; legal: name, model, gpus, ",
+    "plan version.yaml": "version.yaml:3: run.version: must be text, got 0.19; legal: the same in quotes\n",
+    "plan llama-3-8b --set expect.fits=1": "fits: is not a verdict, got 1; legal: true, false, marginal\n",
     "plan narrow.yaml": "narrow.yaml: model.hidden: llama (llama) cannot be drawn without hidden; legal:",
     # files
     "plan cart.yaml": "cart.yaml: no such file; did you mean card.yaml?\n",

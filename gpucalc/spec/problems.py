@@ -123,7 +123,10 @@ def _problem(item: Any, spec: type[BaseModel], data: Any, prefix: str) -> Proble
         )
     if kind == "gpucalc":
         legal, near = context.get("legal"), tuple(context.get("near") or ())
-        return Problem(key=key, text=context["problem"], given=given, legal=legal, near=near)
+        said = ", got " in context["problem"]  # of the part that is wrong, where that lies deeper
+        return Problem(
+            key=key, text=context["problem"], given=None if said else given, legal=legal, near=near
+        )
     if kind == "missing":
         choices = [*_choices(path[-1], models)] if path else []
         return Problem(key=key, text=_PLAIN[kind], legal=", ".join(choices) or _needed(parent, models))
@@ -131,6 +134,8 @@ def _problem(item: Any, spec: type[BaseModel], data: Any, prefix: str) -> Proble
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
         problem.text = f"{words} {context[name]}"
+    if kind == "string_type" and isinstance(given, int | float):
+        problem.legal = "the same in quotes"  # 0.10 without them is a number, and another one
     if kind in ("literal_error", "enum"):
         problem.choices = _expected(str(context.get("expected", "")))
         problem.legal = ", ".join(problem.choices)
