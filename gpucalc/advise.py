@@ -139,7 +139,7 @@ def open_runs(run: TrainRun) -> Iterator[TrainRun]:
     """The run with its layout left to the search, as far as its framework allows; then under Megatron,
     which can divide a layer that no single card could gather.
     """
-    base = {"dp": None, "dp_shard": None, "micro_batch": 1, "vpp": 1, "recompute": "full"}
+    base = {"dp": None, "dp_shard": None, "micro_batch": 1, "vpp": 1, **_full(run)}
     base |= {"grad_accum": None} if isinstance(run.global_batch, int) else {"grad_accum": 1}
     if run.framework in ("deepspeed", "fsdp"):
         yield run.model_copy(update={**base, "zero_stage": 3, "reshard_after_forward": True})
@@ -161,6 +161,8 @@ def _opened_changes(opened: TrainRun, run: TrainRun, found: Plan) -> dict[str, A
         keys.append("attention")
     if found.layout.pp > 1:
         keys.append("pipeline_split")
+    if opened.cuda_graphs != run.cuda_graphs:
+        keys.append("cuda_graphs")
     if run.reshard_after_forward is False and opened.framework in ("fsdp", "torchtitan"):
         keys.append("reshard_after_forward")
     return {f"run.{key}": getattr(opened, key) for key in keys if getattr(opened, key) != getattr(run, key)}
@@ -255,6 +257,12 @@ def _changes(plan: Plan, run: TrainRun, graph: Graph) -> Iterator[tuple[str, dic
         yield "another layout", {**auto, **_kept_batch(plan)}
 
 
+def _full(run: TrainRun) -> dict[str, Any]:
+    """Whole layers made again, whose parts cannot be captured meanwhile."""
+    parts = set(run.cuda_graphs or ()) - {"none", "full"}
+    return {"recompute": "full", **({"cuda_graphs": ("none",)} if parts else {})}
+
+
 def _host_changes(plan: Plan, run: TrainRun) -> Iterator[tuple[str, dict[str, Any]]]:
     if plan.recipe.host_load == "every-rank" and plan.layout.world > 1:
         yield "load on one rank of a node", {"host_load": "one-rank"}
@@ -272,7 +280,7 @@ def _memory_changes(plan: Plan, run: TrainRun, graph: Graph) -> Iterator[tuple[s
     if recipe.recompute == "none" and run.framework in ("megatron", "torchtitan"):
         yield "selective recompute", _selective(run, graph)
     if recipe.recompute != "full":
-        yield "full recompute", {"recompute": "full"}
+        yield "full recompute", _full(run)
     if layout.micro_batch > 1:
         half = layout.micro_batch // 2
         yield f"micro_batch {half}", {"micro_batch": half, **_kept_batch(plan)}
@@ -290,7 +298,7 @@ def _memory_changes(plan: Plan, run: TrainRun, graph: Graph) -> Iterator[tuple[s
     if run.framework in ("megatron", "torchtitan"):
         auto = {"tp": "auto", "pp": "auto", "ep": "auto", "etp": 1, "dp": None, **_kept_batch(plan)}
         yield "the best layout", auto
-        yield "the best layout with full recompute", {**auto, "recompute": "full"}
+        yield "the best layout with full recompute", {**auto, **_full(run)}
     if not run.optimizer.endswith("8bit") and run.framework in ("ddp", "hf", "fsdp"):
         yield "8-bit Adam", {"optimizer": "adamw-8bit"}
     if run.offload == "none" and run.framework in ("deepspeed", "fsdp", "hf", "ddp"):
@@ -298,7 +306,7 @@ def _memory_changes(plan: Plan, run: TrainRun, graph: Graph) -> Iterator[tuple[s
         kept = "optimizer+gradients-cpu" if along else "optimizer-cpu"
         yield "optimizer on the CPU", {"offload": kept}
     if recipe.recompute != "full" and layout.zero_stage >= 2:
-        yield "full recompute, fused loss", {"recompute": "full", "fused_loss": True}
+        yield "full recompute, fused loss", {**_full(run), "fused_loss": True}
     if run.method == "full" and run.framework in ("ddp", "hf", "fsdp"):
         yield "LoRA", {"method": "lora", "recompute": "full"}
 

@@ -151,6 +151,16 @@ def test_advice_names_the_load_and_the_host() -> None:
     )
 
 
+def test_advice_gives_up_graphs_where_it_makes_whole_layers_again() -> None:
+    megatron = {"framework": "megatron", "zero_stage": 1, "recompute": "none", "seq_len": 8192}
+    run = {**RUN, **megatron, "cuda_graphs": ["attn"]}
+    job = {**JOB, "gpus": "8xA100-SXM-80GB", "run": run, "model": "llama-2-13b"}
+    found = plan_job(resolve_data(job, CATALOG, where="job"), CATALOG)
+    full = [action for action in found.actions if action.changes.get("run.recompute") == "full"]
+    assert full
+    assert all(action.changes["run.cuda_graphs"] == ("none",) for action in full)
+
+
 def test_a_reference_model_reads_every_sequence_once_more() -> None:
     one, two = plan().time, plan(reference_model=True).time
     assert one is not None

@@ -26,6 +26,7 @@ _IDLE = (
     "bias_swiglu_fusion", "no_bias_swiglu_fusion", "tokenizer_type", "attention_dropout", "hidden_dropout",
     "no_rope_fusion", "apply_layernorm_1p", "moe_aux_loss_coeff", "moe_router_load_balancing_type",
     "moe_router_score_function", "moe_z_loss_coeff", "log_timers_to_tensorboard",
+    "cuda_graph_warmup_steps", "cuda_graph_use_single_mempool", "te_rng_tracker", "use_te_rng_tracker",
     "log_memory_to_tensorboard", "log_params_norm", "log_num_zeros_in_grad",
     "log_validation_ppl_to_tensorboard", "manual_gc", "manual_gc_interval", "timing_log_level",
 )  # fmt: skip
