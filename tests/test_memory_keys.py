@@ -503,6 +503,16 @@ def test_what_stays_between_stages_in_torchtitan() -> None:
 # --- what Megatron's graphs hold ---------------------------------------------------------------------------
 
 
+def reserved(graph: Any, **run: Any) -> float:
+    """What torch reserves under Megatron."""
+    base = {"framework": "megatron", "precision": "bf16", "seq_len": 256, "micro_batch": 1}
+    settled, _ = settle(TrainRun.read({**base, **run}))
+    layout, _ = resolve_layout(settled, graph, gpus=1)
+    told = meters(memory_peak(graph, layout, resolve_recipe(settled, graph), hopper_or_later=True).tree)
+    assert told is not None
+    return told["reserved"]
+
+
 def test_captured_graphs_hold_buffers_of_their_own() -> None:
     def held(gpus: int = 1, **run: Any) -> float:
         base = {"framework": "megatron", "precision": "bf16", "seq_len": 256, "micro_batch": 1}
@@ -515,3 +525,5 @@ def test_captured_graphs_hold_buffers_of_their_own() -> None:
     assert held() == 0
     assert held(cuda_graphs="attn,mlp") == 3e9
     assert held(2, cuda_graphs="full", pp=2) == 10e9
+    plain, captured = (reserved(GRAPH, cuda_graphs=what) for what in ("none", "attn"))
+    assert captured == plain + 3e9  # torch's own pools, which nvidia-smi sees through it

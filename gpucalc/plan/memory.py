@@ -63,15 +63,18 @@ class MemoryPeak:
         return self.tree.child(f"stage_{self.stage}").child(self.phase)
 
 
+_RESERVED = ("allocated", "allocator_overhead", "cuda_graphs")  # graphs have pools of the allocator's
+
+
 def allocated_peak(tree: Line) -> float:
     """Largest sum of tensors over stages and phases, as torch's max_memory_allocated counts it."""
     return max(float(phase.child("allocated").value) for stage in tree.children for phase in stage.children)
 
 
 def reserved_peak(tree: Line) -> float:
-    """The same with what the caching allocator adds, as max_memory_reserved counts it."""
+    """The same with what the caching allocator adds and graphs keep, as max_memory_reserved counts it."""
     return max(
-        float(phase.child("allocated").value + phase.child("allocator_overhead").value)
+        float(sum(part.value for part in phase.children if part.name in _RESERVED))
         for stage in tree.children
         for phase in stage.children
     )
