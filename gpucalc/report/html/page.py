@@ -43,11 +43,20 @@ class Beside:
 
 def page(answer: Plan, beside: Beside | None = None) -> str:
     """The document, within `LARGEST` bytes: a plan of very many numbers explains them less deep."""
-    for depth, full in ((DEPTHS[0], True), *((depth, False) for depth in DEPTHS)):
+    found: str | None = None
+    ways = [(DEPTHS[0], True), *((depth, False) for depth in DEPTHS)]  # each shorter than the one before
+    low, high = 0, len(ways)
+    while low < high:
+        middle = (low + high) // 2 if found is not None or low else low  # most plans fit as they are
+        depth, full = ways[middle]
         document = _document(answer, Ledger(depth, full=full), beside or Beside())
         if len(document.encode()) <= LARGEST:
-            return document
-    raise GpucalcError(f"this plan's page would be larger than {LARGEST:,} bytes")
+            found, high = document, middle
+        else:
+            low = middle + 1
+    if found is None:
+        raise GpucalcError(f"this plan's page would be larger than {LARGEST:,} bytes")
+    return found
 
 
 def fragment(answer: Plan) -> str:
