@@ -244,3 +244,21 @@ def test_deepspeed_holds_a_second_copy_while_it_loads() -> None:
     assert max(parts.values()) >= weights  # at least the flat copy that is partitioned
     sharded = peak(model, 8, **shared, zero_stage=3).tree.child("stage_0").child("load").child("allocated")
     assert {line.name for line in sharded.children} == {"weights", "cublas_workspace"}
+
+
+@pytest.mark.parametrize(
+    ("model", "year", "mebibytes"),
+    [
+        ({}, 2025, 64),  # torch's 32 and Transformer Engine's 32
+        ({"moe": {"experts": 8, "top_k": 2, "expert_ffn": 1024}}, 2025, 192),  # 4 for experts
+        ({}, 2022, 32),
+    ],
+)
+def test_transformer_engine_has_workspaces_of_its_own(
+    model: dict[str, Any], year: int, mebibytes: int
+) -> None:
+    sizes = {"layers": 2, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 32000, **model}
+    found = peak(sizes, 1, framework="megatron", precision="bf16", seq_len=1024, micro_batch=1, year=year)
+    (stage,) = found.tree.children
+    workspace = stage.child("step").child("allocated").child("cublas_workspace")
+    assert workspace.value == mebibytes * 2**20

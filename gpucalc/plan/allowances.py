@@ -145,6 +145,18 @@ CUBLAS_WORKSPACE = {
     ),
 }
 
+# Transformer Engine's own, module/base.py: get_cublas_workspace_size_bytes.
+ENGINE_WORKSPACE = {
+    age: Line(
+        "engine_workspace_bytes",
+        size,
+        "bytes",
+        Kind.EXACT,
+        source="TransformerEngine module/base.py: 4 MiB before Hopper, 32 MiB from Hopper on",
+    )
+    for age, size in (("before_hopper", 4 * MIB), ("from_hopper", 32 * MIB))
+}
+
 # Static buffers of captured graphs, and what the allocator cannot use again between them.
 CUDA_GRAPHS = {
     "pp 1": Line(

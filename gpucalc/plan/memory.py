@@ -44,6 +44,8 @@ _LASTING = frozenset(
     }
 )
 
+ENGINE_WORKSPACE_YEAR = 2024  # Megatron-Core builds its layers of Transformer Engine's by default
+ENGINE_STREAMS = 4  # over which Transformer Engine's grouped GEMM spreads experts, each with a workspace
 
 # What layers keep under a recipe, kept by a search between layouts that differ elsewhere alone.
 Known = dict[Any, dict[Any, Line]]
@@ -316,14 +318,7 @@ def _beside(rank: Rank) -> tuple[Line, ...]:
         ),
     )
     return (
-        compute(
-            "cublas_workspace",
-            mem.cublas_workspace_bytes,
-            workspace_bytes=allowances.CUBLAS_WORKSPACE[
-                "from_hopper" if rank.hopper_or_later else "before_hopper"
-            ],
-            handles=1,
-        ),
+        _workspace(rank),
         *(graphs if rank.recipe.cuda_graphs else ()),
         compute(
             "cuda_context",
@@ -344,6 +339,25 @@ def _beside(rank: Rank) -> tuple[Line, ...]:
             ),
         ),
         *_exchange(rank),
+    )
+
+
+def _workspace(rank: Rank) -> Line:
+    """cuBLAS's workspace, and Transformer Engine's own beside it, five with experts in one grouped GEMM."""
+    age = "from_hopper" if rank.hopper_or_later else "before_hopper"
+    name, formula = "cublas_workspace", mem.cublas_workspace_bytes
+    recipe = rank.recipe
+    if recipe.framework != "megatron" or recipe.year < ENGINE_WORKSPACE_YEAR:
+        return compute(name, formula, workspace_bytes=allowances.CUBLAS_WORKSPACE[age], handles=1)
+    handles = 1 + ENGINE_STREAMS if rank.stage.params.expert else 1
+    engine = allowances.ENGINE_WORKSPACE[age]
+    return total(
+        name,
+        (
+            compute("pytorch", formula, workspace_bytes=allowances.CUBLAS_WORKSPACE[age], handles=1),
+            compute("transformer_engine", formula, workspace_bytes=engine, handles=handles),
+        ),
+        unit="bytes",
     )
 
 
