@@ -300,7 +300,7 @@ def _phase(rank: Rank, name: str, parts: tuple[Line, ...]) -> Line:
         lasting_fraction=allowances.REGULAR_LASTING_OVERHEAD if regular else allowances.LASTING_OVERHEAD,
         passing_fraction=passing,
         large_bytes=allowances.LARGE_BYTES,
-        large_fraction=passing if regular else allowances.LARGE_OVERHEAD,
+        large_fraction=allowances.LARGE_OVERHEAD,
     )
     return total(name, (allocated, overhead, *processes), unit="bytes")
 
