@@ -105,8 +105,9 @@ def test_columns_find_what_layouts_one_by_one_do(
     assert len(found.best) == len(oracle.best)
     for mine, other in zip(found.best, oracle.best, strict=True):
         assert mine.step_s == pytest.approx(other.step_s, rel=1e-9)
+    # Of the front's points that differ by rounding alone, either may stand for both.
     assert [one.needed_bytes for one in found.front] == pytest.approx(
-        [one.needed_bytes for one in oracle.front], rel=1e-9
+        [one.needed_bytes for one in oracle.front], rel=1e-6
     )
 
 

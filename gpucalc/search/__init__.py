@@ -15,7 +15,7 @@ from gpucalc.plan.answer import Assumption, Plan
 from gpucalc.plan.evaluate import ErrorTable, Subject, evaluate
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe
 from gpucalc.plan.time import step_time
-from gpucalc.search.found import RIVALS, Candidate, Found, merit
+from gpucalc.search.found import RIVALS, Candidate, Found, front_place, merit
 from gpucalc.search.space import AUTO_KEYS, Space
 from gpucalc.search.worth import Scale, weigh
 from gpucalc.spec.hardware import Cluster
@@ -122,8 +122,8 @@ def one_by_one(space: Space, scale: Scale, *, keep: int) -> Found:
     for one in fitting:
         rivals.setdefault((one.values["pp"], one.values["vpp"]), []).append(one)
     front: list[Candidate] = []
-    for one in sorted(fitting, key=lambda one: (one.needed_bytes, -one.samples_per_s)):
-        if not front or one.samples_per_s > front[-1].samples_per_s:
+    for one in sorted(fitting, key=front_place):
+        if not front or front_place(one)[1] < front_place(front[-1])[1]:
             front.append(one)
     return Found(
         best=fitting[:keep] or weighed[:1],

@@ -183,7 +183,7 @@ def _weigh(
 ) -> None:
     layout = columns.layout(one)
     run = space.run
-    trees = _memory(scale, layout, recipe, known)
+    trees = _memory(scale, layout, recipe, known, columns.legal)
     needed, ranks = trees[-1].value, [scale.ranks_of(tree, layout, recipe, run) for tree in trees]
     held, host = ranks[-1]
     if len(trees) == 2:  # held whole where there is one micro-batch, added up where there are more
@@ -199,15 +199,15 @@ def _weigh(
     keeper.add(one, columns, fits, tier, needed, seconds)
 
 
-def _memory(scale: Scale, layout: Layout, recipe: Recipe, known: _Known) -> list[Any]:
-    """The memory tree; two where one micro-batch and several leave different tensors."""
+def _memory(scale: Scale, layout: Layout, recipe: Recipe, known: _Known, legal: Any) -> list[Any]:
+    """The memory tree; two where one micro-batch and several leave different tensors, both of them legal."""
     count: Num = layout.micro_batches
     if recipe.framework == "megatron" or is_scalar(count) or not (count <= 1).any() or (count <= 1).all():
         return [scale.memory(layout, recipe, known.layers)]
-    return [
-        scale.memory(replace(layout, micro_batches=several), recipe, known.layers)
-        for several in (1, np.maximum(count, 2))
-    ]
+    single = np.broadcast_to(count <= 1, legal.shape)[legal]
+    several = np.maximum(count, 2)
+    counts = [several] if not single.any() else [1] if single.all() else [1, several]
+    return [scale.memory(replace(layout, micro_batches=one), recipe, known.layers) for one in counts]
 
 
 class _Known:
@@ -227,8 +227,8 @@ class _Keeper:
         # tier, seconds a sample, bytes, structure, axes, place, seconds a step
         self.best: list[tuple[Any, ...]] = []
         self.rivals: dict[tuple[int, int], list[tuple[Any, ...]]] = {}  # by pp and vpp, best first
-        self.front_needed = np.empty(0)
-        self.front_pace = np.empty(0)
+        self.front_memory = np.empty(0, dtype=np.float32)
+        self.front_spent = np.empty(0, dtype=np.float32)
         self.front: list[tuple[Any, ...]] = []
         self.least: tuple[Any, ...] | None = None
 
@@ -310,26 +310,28 @@ class _Keeper:
     def _extend_front(
         self, one: Structure, axes: Axes, cells: Any, tiers: Any, pace: Any, held: Any, seconds: Any
     ) -> None:
+        # In single precision, as `front_place`: what differs by rounding alone is one on the front.
+        memory, spent = held.astype(np.float32), pace.astype(np.float32)
         if len(self.front):
-            below = np.searchsorted(self.front_needed, held, side="right") - 1
-            beaten = (below >= 0) & (self.front_pace[np.maximum(below, 0)] <= pace)
+            below = np.searchsorted(self.front_memory, memory, side="right") - 1
+            beaten = (below >= 0) & (self.front_spent[np.maximum(below, 0)] <= spent)
             fresh = np.flatnonzero(~beaten)
         else:
             fresh = np.arange(len(pace))
         if not fresh.size:
             return
-        order = fresh[np.lexsort((pace[fresh], held[fresh]))]
-        best_before = np.minimum.accumulate(np.concatenate(([np.inf], pace[order][:-1])))
-        order = order[pace[order] < best_before]
+        order = fresh[np.lexsort((spent[fresh], memory[fresh]))]
+        best_before = np.minimum.accumulate(np.concatenate(([np.inf], spent[order][:-1])))
+        order = order[spent[order] < best_before]
         entries = [self._entry(one, axes, cells, tiers, pace, held, seconds, index) for index in order]
-        merged = sorted([*self.front, *entries], key=lambda entry: (entry[2], entry[1]))
-        self.front, fastest = [], np.inf
+        merged = sorted([*self.front, *entries], key=lambda entry: tuple(map(np.float32, entry[2:0:-1])))
+        self.front, fastest = [], np.float32(np.inf)
         for entry in merged:
-            if entry[1] < fastest:
+            if np.float32(entry[1]) < fastest:
                 self.front.append(entry)
-                fastest = entry[1]
-        self.front_needed = np.array([entry[2] for entry in self.front])
-        self.front_pace = np.array([entry[1] for entry in self.front])
+                fastest = np.float32(entry[1])
+        self.front_memory = np.array([entry[2] for entry in self.front], dtype=np.float32)
+        self.front_spent = np.array([entry[1] for entry in self.front], dtype=np.float32)
 
     def _keep_least(self, one: Structure, columns: _Columns, needed: Column) -> None:
         if self.best:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,15 @@ def merit(one: Candidate) -> tuple[float, ...]:
     if not one.fits:
         return (UNFIT, one.needed_bytes, 0.0)
     return (one.tier, -one.samples_per_s, one.needed_bytes)
+
+
+def front_place(one: Candidate) -> tuple[float, float]:
+    """Memory and seconds a sample in single precision: what differs by rounding alone is one on the front."""
+    return _single(one.needed_bytes), _single(1 / one.samples_per_s)
+
+
+def _single(value: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 @dataclass(slots=True)
