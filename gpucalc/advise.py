@@ -12,7 +12,7 @@ from typing import Any
 from gpucalc.errors import GpucalcError
 from gpucalc.graph import Graph
 from gpucalc.plan.answer import HOST, Action, Level, Plan
-from gpucalc.plan.evaluate import ErrorTable, Subject
+from gpucalc.plan.evaluate import ErrorTable, Subject, Terms
 from gpucalc.plan.resolve import settle
 from gpucalc.search import plan_best
 from gpucalc.search.frameworks import knows, module_sets
@@ -96,7 +96,7 @@ def _without_a_kind(
         fleet = f"{kept.count}x{kept.gpu.id}"
         try:
             alone = clusters(kept.gpu.id, kept.count)
-            found = plan_best(subject, open_run, alone, name=plan.name, fleet=fleet, errors=errors)
+            found = plan_best(subject, open_run, alone, Terms(plan.name, fleet, errors=errors))
         except GpucalcError:
             continue
         better = _RANK[found.verdict.level] < _RANK[plan.verdict.level]
@@ -123,7 +123,7 @@ def smallest_fleet(
             try:
                 other = clusters(card, count)
                 fleet = f"{count}x{card}"
-                found = plan_best(subject, open_run, other, name=plan.name, fleet=fleet, errors=errors)
+                found = plan_best(subject, open_run, other, Terms(plan.name, fleet, errors=errors))
             except GpucalcError:
                 continue
             verdict = found.verdict
@@ -194,7 +194,7 @@ def _tried(
         left_out = {*_FOLLOWS, *(["recompute_modules"] if "recompute" in changes else [])}
         stated = run.model_dump(exclude_none=True, exclude=left_out)
         changed, _ = settle(TrainRun.read({**stated, **changes}))
-        found = plan_best(subject, changed, cluster, name=plan.name, fleet=plan.fleet, errors=errors)
+        found = plan_best(subject, changed, cluster, Terms(plan.name, plan.fleet, errors=errors))
     except GpucalcError:
         return None
     settled = {f"run.{key}": _settled(found, key, value) for key, value in changes.items()}

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpucalc.errors import GpucalcError
 from gpucalc.plan.answer import Action, Level, Plan
-from gpucalc.plan.evaluate import ErrorTable, Subject
+from gpucalc.plan.evaluate import ErrorTable, Subject, Terms
 from gpucalc.plan.serve import without_kernels
 from gpucalc.plan.serve_resolve import BY_LAYERS
 from gpucalc.search_serving import plan_serving
@@ -50,9 +50,8 @@ def advised_serving(
             return None
         try:
             changed = run.model_copy(update=dict(changes))
-            return plan_serving(
-                subject, changed, where, engine, name=plan.name, fleet="", errors=errors, most=False
-            )
+            terms = Terms(plan.name, "", errors=errors)
+            return plan_serving(subject, changed, where, engine, terms, most=False)
         except GpucalcError:
             return None
 

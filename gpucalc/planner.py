@@ -18,7 +18,7 @@ from gpucalc.economics import economics
 from gpucalc.errors import InputError
 from gpucalc.jobs import ResolvedJob
 from gpucalc.plan.answer import Assumption, Level, Plan
-from gpucalc.plan.evaluate import ErrorTable, Subject, evaluate
+from gpucalc.plan.evaluate import ErrorTable, Subject, Terms, evaluate
 from gpucalc.search import best_run, with_chosen
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.serve_run import ServeRun
@@ -59,41 +59,26 @@ def plan_job(
     def clusters(card: str, count: int) -> Cluster:
         return catalog.cluster([(None, count, card)])
 
+    terms = Terms(
+        name=job.name,
+        fleet=str(job.fleet),
+        notes=job.notes,
+        errors=errors,
+        always_time=always_time,
+        economics=facts,
+    )
     if not isinstance(run, TrainRun):
         run, assumptions = _runnable(run, "dtype", assumptions, cluster)
+        terms = replace(terms, assumptions=assumptions)
         if subject.graph.network is not None and not subject.graph.stacks:
             from gpucalc.plan.serve_network import evaluate_network  # plans of language models do without
 
-            return evaluate_network(
-                subject,
-                run,
-                cluster,
-                name=job.name,
-                fleet=str(job.fleet),
-                assumptions=assumptions,
-                notes=job.notes,
-                errors=errors,
-                always_time=always_time,
-                economics=facts,
-            )
+            return evaluate_network(subject, run, cluster, terms)
         from gpucalc.search_serving import plan_serving  # training plans do without
         from gpucalc.spec.engine import EngineSpec
 
         engine = catalog.load("engines", run.framework, EngineSpec)
-        plan = plan_serving(
-            subject,
-            run,
-            cluster,
-            engine,
-            name=job.name,
-            fleet=str(job.fleet),
-            assumptions=assumptions,
-            notes=job.notes,
-            errors=errors,
-            always_time=always_time,
-            loads=advice,
-            economics=facts,
-        )
+        plan = plan_serving(subject, run, cluster, engine, terms, loads=advice)
         if not advice:
             return plan
         from gpucalc.advise_serving import advised_serving, wanting
@@ -110,18 +95,8 @@ def plan_job(
         )
     run, assumptions = _runnable(run, "precision", assumptions, cluster)
     settled, chosen = best_run(subject, run, cluster, errors)
-    plan = evaluate(
-        subject,
-        settled,
-        cluster,
-        name=job.name,
-        fleet=str(job.fleet),
-        assumptions=with_chosen(assumptions, chosen),
-        notes=job.notes,
-        errors=errors,
-        always_time=always_time,
-        economics=facts,
-    )
+    terms = replace(terms, assumptions=with_chosen(assumptions, chosen))
+    plan = evaluate(subject, settled, cluster, terms)
     if not advice:
         return plan
     if len({pool.gpu.id for pool in cluster.pools}) > 1:
@@ -168,16 +143,9 @@ def plan_together(
     # Of the equal layout only what no batch decides is kept: the ways divide the batch themselves.
     bare = run.model_copy(update={"global_batch": None, "grad_accum": 1})
     settled, chosen = best_run(subject, bare, cluster, errors)
-    plan = evaluate(
-        subject,
-        settled,
-        cluster,
-        name=job.name,
-        fleet=str(job.fleet),
-        assumptions=with_chosen(assumptions, chosen),
-        notes=job.notes,
-        errors=errors,
-    )
+    said = with_chosen(assumptions, chosen)
+    terms = Terms(job.name, str(job.fleet), assumptions=said, notes=job.notes, errors=errors)
+    plan = evaluate(subject, settled, cluster, terms)
     settled = settled.model_copy(update={"global_batch": run.global_batch, "grad_accum": run.grad_accum})
     batch = run.global_batch if isinstance(run.global_batch, int) else plan.layout.global_batch
     way = shared_way(batch, subject, settled, cluster, errors=errors, unstated=unstated)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from gpucalc.errors import Infeasible, InputError
 from gpucalc.plan.answer import Assumption, Level, Plan
-from gpucalc.plan.economics import Economics
-from gpucalc.plan.evaluate import ErrorTable, Subject
+from gpucalc.plan.evaluate import Subject, Terms
 from gpucalc.plan.rules import divisors
 from gpucalc.plan.serve import (
     Deployment,
@@ -232,16 +231,10 @@ def plan_serving(
     run: ServeRun,
     cluster: Cluster,
     engine: EngineSpec,
+    terms: Terms,
     *,
-    name: str,
-    fleet: str,
-    assumptions: tuple[Assumption, ...] = (),
-    notes: tuple[str, ...] = (),
-    errors: ErrorTable | None = None,
-    always_time: bool = False,
     loads: bool = False,
     most: bool = True,
-    economics: Economics | None = None,
 ) -> Plan:
     """The plan of a serving run, whatever it leaves auto settled first.
 
@@ -260,21 +253,17 @@ def plan_serving(
     keys = {item.key for item in chosen}
     by_engine = run.framework in BY_LAYERS and "run.tp" not in keys
     stated = tuple(
-        item for item in assumptions if item.key not in keys and not (by_engine and item.key == "run.tp")
+        item
+        for item in terms.assumptions
+        if item.key not in keys and not (by_engine and item.key == "run.tp")
     )
     return evaluate_serving(
         subject,
         settled,
         cluster,
         engine,
-        name=name,
-        fleet=fleet,
-        assumptions=(*stated, *chosen),
-        notes=notes,
-        errors=errors,
-        always_time=always_time,
+        replace(terms, assumptions=(*stated, *chosen)),
         loads=loads,
         most=most,
         rivals=rivals,
-        economics=economics,
     )

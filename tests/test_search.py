@@ -13,7 +13,7 @@ from gpucalc.catalog import open_catalog
 from gpucalc.counts import count
 from gpucalc.errors import Infeasible, InputError
 from gpucalc.plan.answer import Level
-from gpucalc.plan.evaluate import ErrorTable, Subject, evaluate
+from gpucalc.plan.evaluate import ErrorTable, Subject, Terms, evaluate
 from gpucalc.plan.resolve import resolve_layout, settle
 from gpucalc.search import best_run, columns, explore, one_by_one
 from gpucalc.search.found import Found
@@ -279,7 +279,7 @@ def test_parts_made_again_are_planned_as_they_were_weighed() -> None:
     space = Space(subject.graph, run, cluster)
     found = columns.search(space, Scale(subject, cluster, ErrorTable()), keep=400).best
     one = next(one for one in found if one.values["recompute_modules"] == ("layernorm", "moe_act"))
-    plan = evaluate(subject, space.settled(one.values), cluster, name="one", fleet="8xA100-SXM-40GB")
+    plan = evaluate(subject, space.settled(one.values), cluster, Terms("one", "8xA100-SXM-40GB"))
     assert plan.recipe.recompute_modules == ("layernorm", "moe_act")
     assert plan.verdict.needed.value == pytest.approx(one.needed_bytes)
     assert plan.time is not None
@@ -332,7 +332,7 @@ def test_a_chosen_layout_is_planned_as_it_was_weighed() -> None:
     run = run_of("megatron", fixed={"offload": "none", "recompute": "none", "pipeline_split": "uneven"})
     space = Space(subject.graph, run, cluster)
     best = explore(subject, space, cluster).best[0]
-    plan = evaluate(subject, space.settled(best.values), cluster, name="best", fleet="16xH100-SXM")
+    plan = evaluate(subject, space.settled(best.values), cluster, Terms("best", "16xH100-SXM"))
     assert plan.verdict.level is Level.FITS
     assert plan.verdict.needed.value == pytest.approx(best.needed_bytes)
     assert plan.time is not None

@@ -124,7 +124,7 @@ def test_tensors_are_counted_while_they_live() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"recompute": True}, {"precision": "fp32"}, {"optimizer": "sgd"}])
 def test_a_step_alone_takes_the_planned_bytes(more: dict[str, Any]) -> None:
-    from gpucalc.plan.evaluate import Subject, evaluate
+    from gpucalc.plan.evaluate import Subject, Terms, evaluate
     from gpucalc.probe.trials import Trial
     from gpucalc.spec.defaults import with_defaults
     from gpucalc.spec.train_run import TrainRun
@@ -138,7 +138,7 @@ def test_a_step_alone_takes_the_planned_bytes(more: dict[str, Any]) -> None:
     spec = narrowed(spec_of("llama-3-8b"))[0]
     graph = cut(build_graph(spec), (0, 1, 2, 3))
     one = KNOWN.cluster([(None, 1, "h100-sxm-80gb")])
-    plan = evaluate(Subject(spec, graph, count(graph)), with_defaults(run)[0], one, name="", fleet="")
+    plan = evaluate(Subject(spec, graph, count(graph)), with_defaults(run)[0], one, Terms("", ""))
     planned = Trial("alone", spec, (0, 1, 2, 3), 32, 1, 1, "none", plan, True).predicted()
     device = Device("cpu")
     with Peak(device) as most:

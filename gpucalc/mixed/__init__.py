@@ -22,7 +22,7 @@ from gpucalc.mixed.shares import equal, proportional
 from gpucalc.mixed.stages import PIPELINING, pipeline
 from gpucalc.plan.answer import Level, Plan, PoolShare, Split
 from gpucalc.plan.economics import Economics, cost_line, is_long, reliability_line, training_line
-from gpucalc.plan.evaluate import ErrorTable, Subject
+from gpucalc.plan.evaluate import ErrorTable, Subject, Terms
 from gpucalc.plan.rates import sample_tokens
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe
 from gpucalc.plan.unlike import micro_batch_s
@@ -221,9 +221,8 @@ def _alone(
         ways.append(ways[-1].model_copy(update={"pp": "auto", "pipeline_split": "uneven"}))
     for changed in ways:
         try:
-            found = plan_best(
-                subject, changed, clusters(kept.gpu.id, kept.count), name=fleet, fleet=fleet, errors=errors
-            )
+            alone = clusters(kept.gpu.id, kept.count)
+            found = plan_best(subject, changed, alone, Terms(fleet, fleet, errors=errors))
         except GpucalcError as error:
             why = "; ".join(error.rules) if isinstance(error, Infeasible) else str(error)
             continue

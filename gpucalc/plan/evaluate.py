@@ -37,6 +37,7 @@ UNMEASURED_ERROR = 0.10
 LEAST_ERROR = 0.05
 VOCAB_MULTIPLE = 128  # Megatron's make-vocab-size-divisible-by
 
+
 @dataclass(frozen=True, slots=True)
 class ClassError:
     """How far published runs of one class were from their estimates: fractions."""
@@ -106,23 +107,25 @@ class Subject:
         return cls(spec, graph, count(graph), draft=cls.of(draft) if draft is not None else None)
 
 
-def evaluate(
-    subject: Subject,
-    run: TrainRun,
-    cluster: Cluster,
-    *,
-    name: str,
-    fleet: str,
-    assumptions: tuple[Assumption, ...] = (),
-    notes: tuple[str, ...] = (),
-    errors: ErrorTable | None = None,
-    always_time: bool = False,
-    economics: Economics | None = None,
-) -> Plan:
-    """The plan of a settled run whose degrees are all numbers.
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a plan is called, and what it rests on beside its model, run and cards.
 
     always_time: give time and rates even where memory says no (comparing with a run that did fit).
     economics: what energy, money and failures rest on; without it cost is GPU-hours and rent alone.
+    """
+
+    name: str
+    fleet: str
+    assumptions: tuple[Assumption, ...] = ()
+    notes: tuple[str, ...] = ()
+    errors: ErrorTable | None = None
+    always_time: bool = False
+    economics: Economics | None = None
+
+
+def evaluate(subject: Subject, run: TrainRun, cluster: Cluster, terms: Terms) -> Plan:
+    """The plan of a settled run whose degrees are all numbers.
 
     Raises Infeasible for an illegal layout, InputError for what the hardware cannot do.
     """
@@ -136,7 +139,7 @@ def evaluate(
         ampere_or_later=ampere_or_later(cluster),
         nvlink=cluster.nvlink_domain > 1,
     )
-    known = errors or ErrorTable()
+    known, economics = terms.errors or ErrorTable(), terms.economics
     verdict = judge(peak, cluster, recipe, known)
     _known_well_enough(subject, verdict)
     verdict = with_host(verdict, run, subject.graph, layout, recipe, cluster)
@@ -150,7 +153,7 @@ def evaluate(
             )
     time = rates = cost = reliability = None
     binds = "host memory" if verdict.host_decides else "memory capacity"
-    if always_time or verdict.level is not Level.DOES_NOT_FIT:
+    if terms.always_time or verdict.level is not Level.DOES_NOT_FIT:
         time = step_time(subject.graph, layout, recipe, cluster, simulated=True)
         rates = throughput(subject.graph, layout, recipe, cluster, time)
         training = training_line(run, time, rates)
@@ -166,14 +169,14 @@ def evaluate(
             goodput=reliability.child("goodput") if reliability is not None else None,
         )
         binds = binding(time)
-    listed = [*assumptions, *chosen]
+    listed = [*terms.assumptions, *chosen]
     listed += [Assumption("gpus", "", text) for text in cluster.assumptions]
     if economics is not None:
         listed += economics.assumed(costs=cost is not None, failures=reliability is not None)
     return Plan(
-        name=name,
+        name=terms.name,
         model=model_line(subject.counts),
-        fleet=fleet,
+        fleet=terms.fleet,
         gpus=cluster.count,
         recipe=recipe,
         layout=layout,
@@ -190,7 +193,7 @@ def evaluate(
         notes=(
             *subject.graph.notes,
             *network_notes(subject.graph, recipe),
-            *notes,
+            *terms.notes,
             *_padding_notes(subject.graph, recipe, layout),
             *fleet_notes(cluster),
         ),

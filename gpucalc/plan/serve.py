@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from gpucalc.errors import GpucalcError
 from gpucalc.line import Line
 from gpucalc.plan.answer import Assumption, Level, LoadPoint, Plan, Verdict
-from gpucalc.plan.economics import Economics, cost_line
-from gpucalc.plan.evaluate import ErrorTable, Subject, fleet_notes, model_line
+from gpucalc.plan.economics import cost_line
+from gpucalc.plan.evaluate import ErrorTable, Subject, Terms, fleet_notes, model_line
 from gpucalc.plan.launch import launch_line
 from gpucalc.plan.serve_loads import at_rate, at_targets, keeps_up, pareto
 from gpucalc.plan.serve_memory import serving_memory
@@ -94,17 +94,11 @@ def evaluate_serving(
     run: ServeRun,
     cluster: Cluster,
     engine: EngineSpec,
+    terms: Terms,
     *,
-    name: str,
-    fleet: str,
-    assumptions: tuple[Assumption, ...] = (),
-    notes: tuple[str, ...] = (),
-    errors: ErrorTable | None = None,
-    always_time: bool = False,
     loads: bool = False,
     most: bool = True,
     rivals: Sequence[Deployment] = (),
-    economics: Economics | None = None,
 ) -> Plan:
     """The plan of a settled serving run; with `loads` its speed at other loads too.
 
@@ -116,7 +110,7 @@ def evaluate_serving(
     verdict = _verdict(found)
     time: ServingTime | None = None
     told = list(found.memory.notes)
-    if always_time or verdict.level is not Level.DOES_NOT_FIT:
+    if terms.always_time or verdict.level is not Level.DOES_NOT_FIT:
         time, why = timed(subject, found, engine, cluster)
         told += [why] if why else []
         told += list(time.notes) if time is not None else []
@@ -124,9 +118,9 @@ def evaluate_serving(
     nodes = -(-found.layout.engine_gpus // cluster.gpus_per_node)
     launch, wanting = launch_line(engine, found.layout, found.recipe, subject.spec, run, nodes=nodes)
     told += [*wanting, *_not_served(subject.spec, engine, found.recipe.version, cluster)]
-    stated = {item.key for item in assumptions}
+    stated = {item.key for item in terms.assumptions}
     own = tuple(item for item in found.assumptions if item.key not in stated)
-    known = errors or ErrorTable()
+    known, economics = terms.errors or ErrorTable(), terms.economics
     rates = None
     points: tuple[LoadPoint, ...] = ()
     if time is not None:
@@ -137,9 +131,9 @@ def evaluate_serving(
         if loads:
             points = _loads(subject, found, engine, cluster, time, best, rivals)
     return Plan(
-        name=name,
+        name=terms.name,
         model=model_line(subject.counts),
-        fleet=fleet,
+        fleet=terms.fleet,
         gpus=cluster.count,
         recipe=found.recipe,
         layout=found.layout,
@@ -157,13 +151,13 @@ def evaluate_serving(
         else None,
         binds=time.binds if time is not None else "memory capacity",
         assumptions=(
-            *assumptions,
+            *terms.assumptions,
             *own,
             *(Assumption("gpus", "", text) for text in cluster.assumptions),
             *(economics.assumed(costs=time is not None, failures=False) if economics is not None else ()),
         ),
         actions=(),
-        notes=(*subject.graph.notes, *notes, *fleet_notes(cluster), *dict.fromkeys(told)),
+        notes=(*subject.graph.notes, *terms.notes, *fleet_notes(cluster), *dict.fromkeys(told)),
         cache=_cache(found),
         loads=points,
         launch=launch,

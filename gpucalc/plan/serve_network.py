@@ -16,7 +16,7 @@ from gpucalc.plan.allowances import CUDA_CONTEXT
 from gpucalc.plan.answer import Assumption, Level, Plan, Verdict
 from gpucalc.plan.device import Device
 from gpucalc.plan.economics import Economics, cost_line
-from gpucalc.plan.evaluate import ErrorTable, Subject, fleet_notes, level_rank, model_line
+from gpucalc.plan.evaluate import ErrorTable, Subject, Terms, fleet_notes, level_rank, model_line
 from gpucalc.plan.layout import Layout, Recipe
 from gpucalc.plan.network_time import forward_pass
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe
@@ -33,19 +33,7 @@ ERROR_BASIS = "assumed: no published measurement of a network run forward alone"
 LEGAL = ("framework", "dtype", "concurrency", "memory_in_use_gib", "task")
 
 
-def evaluate_network(
-    subject: Subject,
-    run: ServeRun,
-    cluster: Cluster,
-    *,
-    name: str,
-    fleet: str,
-    assumptions: tuple[Assumption, ...] = (),
-    notes: tuple[str, ...] = (),
-    errors: ErrorTable | None = None,
-    always_time: bool = False,
-    economics: Economics | None = None,
-) -> Plan:
+def evaluate_network(subject: Subject, run: ServeRun, cluster: Cluster, terms: Terms) -> Plan:
     """The plan of a network that answers batches of images. Raises InputError, UnsupportedModel."""
     network = subject.graph.network
     assert network is not None
@@ -57,16 +45,16 @@ def evaluate_network(
     verdict = _verdict(memory, cluster, recipe)
     step = rates = cost = None
     binds = "memory capacity"
-    if (always_time or verdict.level is not Level.DOES_NOT_FIT) and network.forward_flops:
+    if (terms.always_time or verdict.level is not Level.DOES_NOT_FIT) and network.forward_flops:
         step = _slowest(subject, run, cluster, batch)
         rates = _rates(step, batch, cluster.count, network.forward_flops)
         binds = _binds(step)
-        cost = _cost(cluster, rates, economics)
-    known = errors or ErrorTable()
+        cost = _cost(cluster, rates, terms.economics)
+    known = terms.errors or ErrorTable()
     return Plan(
-        name=name,
+        name=terms.name,
         model=model_line(subject.counts),
-        fleet=fleet,
+        fleet=terms.fleet,
         gpus=cluster.count,
         recipe=recipe,
         layout=layout,
@@ -77,9 +65,9 @@ def evaluate_network(
         cost=cost,
         speed_error=known.time_error("ddp") if step is not None else None,
         binds=binds,
-        assumptions=(*assumptions, *(Assumption("gpus", "", text) for text in cluster.assumptions)),
+        assumptions=(*terms.assumptions, *(Assumption("gpus", "", text) for text in cluster.assumptions)),
         actions=(),
-        notes=(*subject.graph.notes, *notes, *told, *fleet_notes(cluster)),
+        notes=(*subject.graph.notes, *terms.notes, *told, *fleet_notes(cluster)),
     )
 
 

@@ -22,7 +22,7 @@ from gpucalc.formulas import calibration
 from gpucalc.jobs import ResolvedJob
 from gpucalc.line import Line
 from gpucalc.plan.answer import Level, Plan
-from gpucalc.plan.evaluate import ErrorTable, Subject, evaluate
+from gpucalc.plan.evaluate import ErrorTable, Subject, Terms, evaluate
 from gpucalc.planner import plan_job
 from gpucalc.probe.modules import cut, decoder, keep, refuse_unbuilt
 from gpucalc.spec.defaults import THIS_YEAR, with_defaults
@@ -212,10 +212,9 @@ class _Fitting:
             kept = keep(graph, number)
             small = cut(graph, kept)
             subject = Subject(spec, small, count(small))
-            plan = evaluate(
-                subject, settled, cluster, name=f"{self.job}, {name}", fleet=str(cluster.count),
-                errors=self.errors, always_time=True,
-            )  # fmt: skip
+            called = f"{self.job}, {name}"
+            terms = Terms(called, str(cluster.count), errors=self.errors, always_time=True)
+            plan = evaluate(subject, settled, cluster, terms)
             every = len(decoder(graph).layers)
             return Trial(name, spec, kept, every, batch, accumulated, strategy, plan, self.on_cpu)
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from gpucalc.plan.answer import Assumption, Plan
-from gpucalc.plan.evaluate import ErrorTable, Subject, evaluate
+from gpucalc.plan.evaluate import ErrorTable, Subject, Terms, evaluate
 from gpucalc.plan.resolve import resolve_layout, resolve_recipe
 from gpucalc.plan.time import step_time
 from gpucalc.search.found import RIVALS, Candidate, Found, front_place, merit
@@ -173,28 +174,8 @@ def with_chosen(
     return (*(item for item in assumptions if item.key not in keys), *chosen)
 
 
-def plan_best(
-    subject: Subject,
-    run: TrainRun,
-    cluster: Cluster,
-    *,
-    name: str,
-    fleet: str,
-    assumptions: tuple[Assumption, ...] = (),
-    notes: tuple[str, ...] = (),
-    errors: ErrorTable | None = None,
-    always_time: bool = False,
-) -> Plan:
+def plan_best(subject: Subject, run: TrainRun, cluster: Cluster, terms: Terms) -> Plan:
     """The plan of a run, whatever it leaves auto settled first."""
-    settled, chosen = best_run(subject, run, cluster, errors)
-    return evaluate(
-        subject,
-        settled,
-        cluster,
-        name=name,
-        fleet=fleet,
-        assumptions=with_chosen(assumptions, chosen),
-        notes=notes,
-        errors=errors,
-        always_time=always_time,
-    )
+    settled, chosen = best_run(subject, run, cluster, terms.errors)
+    said = replace(terms, assumptions=with_chosen(terms.assumptions, chosen))
+    return evaluate(subject, settled, cluster, said)

@@ -13,7 +13,7 @@ import time
 
 from gpucalc.catalog import open_catalog
 from gpucalc.jobs import resolve
-from gpucalc.plan.evaluate import Subject, evaluate
+from gpucalc.plan.evaluate import Subject, Terms, evaluate
 from gpucalc.search import best_run
 from gpucalc.spec.train_run import TrainRun
 
@@ -32,7 +32,7 @@ def main() -> None:
         each = []
         for _ in range(ROUNDS):
             start = time.process_time()
-            evaluate(subject, settled, own, name=name, fleet=str(job.fleet))
+            evaluate(subject, settled, own, Terms(name, str(job.fleet)))
             each.append(1e3 * (time.process_time() - start))
         print(f"{name}: one plan's formulas in {statistics.median(each):.2f} ms (median of {ROUNDS})")
 
