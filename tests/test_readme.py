@@ -132,7 +132,8 @@ def accuracy_table() -> str:
     ]
     for quantity, frameworks in recorded.items():
         for framework, of in frameworks.items():
-            errors = f"{100 * of['median_abs']:.1f} % | {100 * of['p90_abs']:.0f} %"
+            least = 1 if of["p90_abs"] < 0.01 else 0  # decimals, so that little does not read as nothing
+            errors = f"{100 * of['median_abs']:.1f} % | {100 * of['p90_abs']:.{least}f} %"
             rows.append(f"| {quantity} | {framework} | {of['rows']} | {of['groups']} | {errors} |")
     return "\n".join(rows)
 

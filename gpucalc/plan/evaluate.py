@@ -55,7 +55,7 @@ class ClassError:
         sources = "source" if self.groups == 1 else "sources"
         return (
             f"median over {self.rows} published {runs} of {self.groups} {sources};"
-            f" nine in ten within {100 * self.p90_abs:.0f} %"
+            f" nine in ten within {100 * self.p90_abs:.{1 if self.p90_abs < 0.01 else 0}f} %"
         )
 
 
