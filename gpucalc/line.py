@@ -119,9 +119,10 @@ def total(
     name: str, parts: tuple[Line, ...], *, unit: str, kind: Kind | None = None, note: str | None = None
 ) -> Line:
     """The sum of the parts, as a line that holds them."""
+    first, *rest = [part.value for part in parts] or [0]
     return Line(
         name=name,
-        value=sum([part.value for part in parts]),
+        value=sum(rest, first),  # a column is not added to nothing first
         unit=unit,
         kind=kind if kind is not None else worst_kind(parts),
         children=parts,

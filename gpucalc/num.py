@@ -45,7 +45,9 @@ def holds(condition: Num) -> bool:
 
 def present(value: Num) -> bool:
     """Whether a number, or any of a column, is not zero."""
-    return bool(value) if isinstance(value, _SCALAR) else bool(value.any())
+    if isinstance(value, _SCALAR):
+        return bool(value)
+    return bool(value.item(0)) or bool(value.any())  # the first settles it most often
 
 
 def where(condition: Num, then: Num, otherwise: Num) -> Num:

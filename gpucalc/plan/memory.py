@@ -271,8 +271,10 @@ def _widest(rank: Rank, name: str, moments: list[tuple[Line, ...]]) -> Line:
     phase, most = _phase(rank, name, moments[0]), sums[0]
     value = phase.value
     for lines, alive in zip(moments[1:], sums[1:], strict=True):
-        value = where(alive > most, _phase(rank, name, lines).value, value)
-        most = maximum(most, alive)
+        more = alive > most
+        if present(more):
+            value = where(more, _phase(rank, name, lines).value, value)
+            most = maximum(most, alive)
     return replace(phase, value=value, children=())
 
 

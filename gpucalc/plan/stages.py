@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from gpucalc.graph import Block, Graph, Linear, Moe, Norm, Shard, Stack, Vector
 from gpucalc.plan.layout import Layout
@@ -197,12 +198,17 @@ def stages(
     last = max(chunk for chunks in owned for chunk in chunks)
     in_chunk = chunk_layers(graph, pp=last + 1, vpp=1, sizes=sizes)
     found = []
+    alike: dict[Any, Stage] = {}  # most stages of a long pipeline hold what others do
     for rank, chunks in enumerate(owned):
         counts: dict[int, int] = {}
         for chunk in chunks:
             for index, layers in in_chunk[chunk].items():
                 counts[index] = counts.get(index, 0) + layers
-        found.append(_stage(graph, trunk, kinds, counts, rank=rank, first=0 in chunks, last=last in chunks))
+        dealt = sorted(counts.items())
+        key = (tuple(dealt), 0 in chunks, last in chunks)
+        if key not in alike:
+            alike[key] = _stage(graph, trunk, kinds, dealt, rank=rank, first=key[1], last=key[2])
+        found.append(replace(alike[key], index=rank))
     return tuple(found)
 
 
@@ -221,13 +227,13 @@ def _stage(
     graph: Graph,
     trunk: Stack,
     kinds: dict[int, tuple[Params, Params]],
-    counts: dict[int, int],
+    dealt: list[tuple[int, int]],
     *,
     rank: int,
     first: bool,
     last: bool,
 ) -> Stage:
-    runs = [_run(trunk, trunk.blocks[index], count, kinds, True) for index, count in sorted(counts.items())]
+    runs = [_run(trunk, trunk.blocks[index], count, kinds, True) for index, count in dealt]
     extra = _params((), graph.vectors) + _params(graph.linears, ()) if first else Params()
     for stack in graph.stacks:
         if stack is trunk:

@@ -9,6 +9,7 @@ benchmark, not a test.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -51,14 +52,6 @@ CASES = (
     ),
 )  # fmt: skip
 
-ALONE = """
-import resource, sys, time
-from gpucalc.__main__ import main
-code = main(sys.argv[1:])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
-sys.exit(code)
-"""
-
 
 def open_run(case: Case) -> TrainRun:
     """The run of a case with every layout key left to the search."""
@@ -71,12 +64,15 @@ def main() -> None:
     sixteen += " --set run.framework=megatron --set run.global_batch=256"
     for words in (["plan", "megatron-1t", "--json"], sixteen.split()):
         start = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-c", ALONE, *words], capture_output=True, text=True, check=True
-        )
+        program = subprocess.Popen([sys.executable, "-m", "gpucalc", *words], stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(program.pid, 0)
         spent = time.monotonic() - start
-        held = int(done.stderr.split()[-1]) / 1e3
-        print(f"gpucalc {' '.join(words)}: {spent:.2f} s of wall time with start-up, {held:.0f} MB at most")
+        program.returncode = os.waitstatus_to_exitcode(status)
+        assert program.returncode == 0
+        print(
+            f"gpucalc {' '.join(words)}: {spent:.2f} s of wall time with start-up,"
+            f" {used.ru_maxrss / 1e3:.0f} MB at most"
+        )
     catalog = open_catalog()
     for case in CASES:
         subject = Subject.of(catalog.model(case.model))
