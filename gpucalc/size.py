@@ -24,7 +24,7 @@ from gpucalc.size_bounds import beaten, hopeless, peak_rate
 from gpucalc.size_fleets import Kind
 from gpucalc.size_joined import joined, pairs
 from gpucalc.size_offers import LEVEL_ORDER, Offer, Sizing, by_price
-from gpucalc.size_targets import Targets, latencies_asked, misses, run_asked
+from gpucalc.size_targets import Targets, latencies_asked, run_asked
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.serve_run import ServeRun
@@ -187,19 +187,7 @@ def _planned(
             break
     if best is None:
         raise refused or Infeasible(["no layout is legal"])
-    spread = best.speed_error[0] if best.speed_error is not None else 0.0
-    return Offer(
-        kind=kind,
-        gpus=cluster.count,
-        used=cluster.count,
-        plan=best,
-        targets=targets,
-        missed=misses(best, job.run, targets),
-        missed_far=misses(best, job.run, targets, 1 + spread),
-        missed_near=misses(best, job.run, targets, max(0.1, 1 - spread)),
-        cluster=cluster,
-        usd_per_gpu_hour=_hourly(kind, cluster, rent),
-    )
+    return Offer.of(kind, best, job.run, targets, cluster, _hourly(kind, cluster, rent))
 
 
 def _better(plan: Plan, than: Plan) -> bool:

@@ -20,7 +20,7 @@ from gpucalc.planner import plan_together
 from gpucalc.size_bounds import hopeless, peak_rate
 from gpucalc.size_fleets import Joined, Kind
 from gpucalc.size_offers import Offer
-from gpucalc.size_targets import Targets, misses
+from gpucalc.size_targets import Targets
 from gpucalc.spec.fleet import FleetPart
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.train_run import TrainRun
@@ -95,19 +95,7 @@ def _offer(
     plan = plan_together(replace(job, job=changed), catalog, subject=subject, cluster=cluster, errors=errors)
     if plan.verdict.level is Level.DOES_NOT_FIT or plan.throughput is None:
         return plan.splits[0].why or "does not fit"
-    spread = plan.speed_error[0] if plan.speed_error is not None else 0.0
-    return Offer(
-        kind=fleet,
-        gpus=cluster.count,
-        used=cluster.count,
-        plan=plan,
-        targets=targets,
-        missed=misses(plan, job.run, targets),
-        missed_far=misses(plan, job.run, targets, 1 + spread),
-        missed_near=misses(plan, job.run, targets, max(0.1, 1 - spread)),
-        cluster=cluster,
-        usd_per_gpu_hour=hourly,
-    )
+    return Offer.of(fleet, plan, job.run, targets, cluster, hourly)
 
 
 def _beaten(found: Offer, fleet: Joined, alone: Alone) -> str | None:

@@ -10,8 +10,10 @@ from gpucalc.formulas import cost as money
 from gpucalc.line import Line
 from gpucalc.plan.answer import Level, Plan, Split
 from gpucalc.size_fleets import Joined, Kind
-from gpucalc.size_targets import Targets, rate_of, wall_s
+from gpucalc.size_targets import Targets, misses, rate_of, wall_s
 from gpucalc.spec.hardware import Cluster
+from gpucalc.spec.serve_run import ServeRun
+from gpucalc.spec.train_run import TrainRun
 
 PRICE_SPREAD = 0.2  # list prices of one card differ by this and more between providers
 LEVEL_ORDER = {Level.FITS: 2, Level.MARGINAL: 1, Level.DOES_NOT_FIT: 0}
@@ -31,6 +33,26 @@ class Offer:
     missed_near: tuple[str, ...]  # with everything faster by it
     usd_per_gpu_hour: float | None  # None: no price is known
     cluster: Cluster  # the GPUs in use
+
+    @classmethod
+    def of(
+        cls, kind: Kind | Joined, plan: Plan, run: TrainRun | ServeRun, targets: Targets, cluster: Cluster,
+        usd_per_gpu_hour: float | None,
+    ) -> Offer:  # fmt: skip
+        """All the GPUs of a cluster, against what the run is asked for."""
+        spread = plan.speed_error[0] if plan.speed_error is not None else 0.0
+        return cls(
+            kind=kind,
+            gpus=cluster.count,
+            used=cluster.count,
+            plan=plan,
+            targets=targets,
+            missed=misses(plan, run, targets),
+            missed_far=misses(plan, run, targets, 1 + spread),
+            missed_near=misses(plan, run, targets, max(0.1, 1 - spread)),
+            cluster=cluster,
+            usd_per_gpu_hour=usd_per_gpu_hour,
+        )
 
     @property
     def fleet(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from gpucalc.measured import Row
@@ -31,6 +32,11 @@ def row(**changes: Any) -> Row:
         "measured": {"tokens_per_s_per_gpu": 3000, "oom": False},
         "group": "made up",
     }
+    return changed(data, changes)
+
+
+def changed(data: dict[str, Any], changes: Mapping[str, Any]) -> Row:
+    """A row with values of dotted keys changed, or removed by None."""
     for key, value in changes.items():
         *groups, last = key.split(".")
         inside = data

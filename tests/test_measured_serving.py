@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up import changed
 
 from gpucalc.catalog import Catalog
 from gpucalc.errors import InputError
@@ -55,16 +56,7 @@ def row(**changes: Any) -> Row:
         "source": {"repo": "made/up", "issue_or_path": "README.md"},
         "notes": "",
     }
-    for key, value in changes.items():
-        *groups, last = key.split(".")
-        inside = data
-        for group in groups:
-            inside = inside.setdefault(group, {})
-        if value is None:
-            inside.pop(last, None)
-        else:
-            inside[last] = value
-    return Row(data, "test")
+    return changed(data, changes)
 
 
 def deployed(normaliser: ServingNormaliser, **changes: Any) -> Deployment:
