@@ -470,5 +470,6 @@ def test_what_pipelining_keeps_between_stages() -> None:
     assert act.pipeline_receive_bytes(**message, micro_batches=8, received=2, sent=1) == 2 * 500 + 800
     assert act.pipeline_receive_bytes(**message, micro_batches=2, received=1, sent=0) == 0
     assert act.pipeline_output_bytes(**message, sent=1) == 300
+    assert act.pipeline_output_bytes(**message, sent=2) == 600
     logits = {"tokens": 10, "vocab": 100, "activation_bytes": 2, "tp": 2}
     assert act.pipeline_logits_bytes(**logits, micro_batches=4) == 3 * 1000

@@ -137,6 +137,7 @@ def test_prompts_by_hand() -> None:
 def test_a_full_queue_of_launches_by_hand() -> None:
     # 81 layers with the output layer, 21 on the fullest of 4 GPUs, 7 x 4 + 22 kernels each
     assert f.stage_launches(layers=80, pp=4, products=7, product_launches=4, layer_launches=22) == 1050
+    assert f.stage_launches(layers=79, pp=4, products=7, product_launches=4, layer_launches=22) == 1000
     assert f.chunks_queued(launches=2000, queue=1000, copies=4) == 0.5
     assert f.chunks_queued(launches=100, queue=1000, copies=4) == 4
 
