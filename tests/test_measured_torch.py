@@ -17,6 +17,7 @@ import pytest
 
 from gpucalc.builders.build import build_graph
 from gpucalc.formulas import activations as act
+from gpucalc.formulas import losses
 from gpucalc.formulas import memory as mem
 from gpucalc.plan.activation import layer_line
 from gpucalc.plan.resolve import resolve_recipe, settle
@@ -337,7 +338,7 @@ def test_loss_in_fp32_of_16_bit_logits() -> None:
     vocab = 4000
     logits = torch.randn(TOKENS, vocab, dtype=BF16, requires_grad=True)
     labels = torch.randint(0, vocab, (TOKENS,))
-    kept = TOKENS * act.unfused_loss_saved_bytes(vocab=vocab, loss_bytes=4)
+    kept = TOKENS * losses.unfused_loss_saved_bytes(vocab=vocab, loss_bytes=4)
     with live(logits, labels) as mode:
         loss = F.cross_entropy(logits.float(), labels)
         forward, after = mode.peak, mode.now
@@ -345,10 +346,10 @@ def test_loss_in_fp32_of_16_bit_logits() -> None:
         loss.backward()
     # Logits and labels were there before. Their fp32 copy is alive while the log-softmax is made.
     ids = 8 * TOKENS
-    copy = TOKENS * act.loss_forward_bytes(vocab=vocab, activation_bytes=2, loss_bytes=4) - logits.nbytes
+    copy = TOKENS * losses.loss_forward_bytes(vocab=vocab, activation_bytes=2, loss_bytes=4) - logits.nbytes
     assert forward == pytest.approx(kept - ids + copy, abs=64)
     assert after == pytest.approx(kept - ids, abs=64)
-    gradients = act.loss_backward_bytes(vocab=vocab, activation_bytes=2, loss_bytes=4, logits_kept=0)
+    gradients = losses.loss_backward_bytes(vocab=vocab, activation_bytes=2, loss_bytes=4, logits_kept=0)
     assert mode.peak == pytest.approx(kept - ids + TOKENS * gradients, abs=64)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gpucalc.formulas import activations as act
+from gpucalc.formulas import losses
 from gpucalc.formulas import memory as mem
 
 MIB = 2**20
@@ -160,29 +161,29 @@ def test_dropout_masks() -> None:
 
 def test_unfused_loss() -> None:
     # fp32 log-softmax over 100 words and a label of 8 bytes
-    assert act.unfused_loss_saved_bytes(vocab=100, loss_bytes=4) == 400 + 8
+    assert losses.unfused_loss_saved_bytes(vocab=100, loss_bytes=4) == 400 + 8
     # forward: 16-bit logits and their fp32 copy; fp32 logits need no copy
-    assert act.loss_forward_bytes(vocab=100, activation_bytes=2, loss_bytes=4) == 200 + 400
-    assert act.loss_forward_bytes(vocab=100, activation_bytes=4, loss_bytes=4) == 400
+    assert losses.loss_forward_bytes(vocab=100, activation_bytes=2, loss_bytes=4) == 200 + 400
+    assert losses.loss_forward_bytes(vocab=100, activation_bytes=4, loss_bytes=4) == 400
     # backward: two fp32 gradients; the caller's 16-bit logits where it keeps them
     common = {"vocab": 100, "activation_bytes": 2}
-    assert act.loss_backward_bytes(**common, loss_bytes=4, logits_kept=0) == 400 + 400
-    assert act.loss_backward_bytes(**common, loss_bytes=4, logits_kept=1) == 400 + 400 + 200
-    assert act.loss_backward_bytes(**common, loss_bytes=2, logits_kept=0) == 200 + 200
+    assert losses.loss_backward_bytes(**common, loss_bytes=4, logits_kept=0) == 400 + 400
+    assert losses.loss_backward_bytes(**common, loss_bytes=4, logits_kept=1) == 400 + 400 + 200
+    assert losses.loss_backward_bytes(**common, loss_bytes=2, logits_kept=0) == 200 + 200
 
 
 def test_fused_loss() -> None:
     # logits and gradient, both 16 bit
-    assert act.fused_loss_bytes(vocab=100, activation_bytes=2, chunks=1) == 200 + 200
-    assert act.fused_loss_bytes(vocab=100, activation_bytes=2, chunks=8) == 200 + 25
+    assert losses.fused_loss_bytes(vocab=100, activation_bytes=2, chunks=1) == 200 + 200
+    assert losses.fused_loss_bytes(vocab=100, activation_bytes=2, chunks=8) == 200 + 25
 
 
 def test_chunked_loss() -> None:
     # 64 tokens, 100 words, hidden 30: ceil(100 / 30) = 4 chunks of 16 rows
     rest = {"tokens": 64, "vocab": 100, "hidden": 30, "activation_bytes": 2}
     inputs, weights, chunk = 2 * 30 * 64, 2 * 100 * 30, 16 * 100 * (2 + 4)
-    assert act.chunked_loss_bytes(head_trained=1, **rest) == inputs + weights + chunk
-    assert act.chunked_loss_bytes(head_trained=0, **rest) == inputs + chunk
+    assert losses.chunked_loss_bytes(head_trained=1, **rest) == inputs + weights + chunk
+    assert losses.chunked_loss_bytes(head_trained=0, **rest) == inputs + chunk
 
 
 # --- whole layers ------------------------------------------------------------------------------------------
@@ -390,13 +391,13 @@ def test_columns_equal_scalars() -> None:
     sizes = np.array([2.0, 4.0])
     norms = act.rmsnorm_saved_bytes(width=10.0, rows=1.0, activation_bytes=sizes)
     assert list(norms) == [64.0, 84.0]
-    loss = act.loss_forward_bytes(vocab=100.0, activation_bytes=sizes, loss_bytes=4)
+    loss = losses.loss_forward_bytes(vocab=100.0, activation_bytes=sizes, loss_bytes=4)
     assert list(loss) == [600.0, 400.0]
 
 
 def test_loss_parallel_backward_bytes() -> None:
     # Gradient, exponential, sum: 3 fp32 tensors of 32,000 logits = 12 x 32,000 bytes a token.
-    assert act.loss_parallel_backward_bytes(vocab=32_000) == 384_000
+    assert losses.loss_parallel_backward_bytes(vocab=32_000) == 384_000
 
 
 def test_parameters_of_a_rank() -> None:
@@ -453,15 +454,15 @@ def test_weights_in_four_bits() -> None:
 def test_losses_of_detectors() -> None:
     # 8 images of 100 bytes and 50 of the fullest; results and gradients of 60 elements in 16 bit
     sizes = {"images": 8, "loss_bytes": 100, "once_bytes": 50, "head_elements": 60}
-    assert act.detection_loss_bytes(**sizes, activation_bytes=1) == 850
-    assert act.detection_loss_bytes(**sizes, activation_bytes=2) == 960
+    assert losses.detection_loss_bytes(**sizes, activation_bytes=1) == 850
+    assert losses.detection_loss_bytes(**sizes, activation_bytes=2) == 960
     assert act.image_batch_bytes(images=2, side=640) == 2 * 3 * 640 * 640 * 4
 
 
 def test_a_loss_that_overwrites_what_it_read() -> None:
     # 16-bit logits, or their gradient; with the logits beside it in a DeepSpeed pipeline
-    assert act.overwriting_loss_bytes(vocab=100, activation_bytes=2, logits_kept=0) == 200
-    assert act.overwriting_loss_bytes(vocab=100, activation_bytes=2, logits_kept=1) == 400
+    assert losses.overwriting_loss_bytes(vocab=100, activation_bytes=2, logits_kept=0) == 200
+    assert losses.overwriting_loss_bytes(vocab=100, activation_bytes=2, logits_kept=1) == 400
 
 
 def test_what_pipelining_keeps_between_stages() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpucalc.formulas import activations as act
+from gpucalc.formulas import losses
 from gpucalc.formulas import memory as mem
 from gpucalc.formulas import optimizers as opt
 from gpucalc.line import Kind, Line, compute, total
@@ -324,7 +325,10 @@ def head_saved(rank: Rank) -> tuple[Line, ...]:
                 "log_softmax",
                 act.layer_saved_bytes,
                 bytes_per_token=compute(
-                    "per_token", act.unfused_loss_saved_bytes, vocab=rank.vocab, loss_bytes=recipe.loss_bytes
+                    "per_token",
+                    losses.unfused_loss_saved_bytes,
+                    vocab=rank.vocab,
+                    loss_bytes=recipe.loss_bytes,
                 ),
                 tokens=rank.tokens,
                 tp=rank.layout.tp,

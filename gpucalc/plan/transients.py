@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpucalc.formulas import activations as act
+from gpucalc.formulas import losses
 from gpucalc.formulas import memory as mem
 from gpucalc.formulas import optimizers as opt
 from gpucalc.graph import Attention, Mlp, Moe
@@ -27,7 +28,7 @@ def loss_transients(rank: Rank) -> tuple[Line, ...]:
         return (
             compute(
                 "detection_loss",
-                act.detection_loss_bytes,
+                losses.detection_loss_bytes,
                 kind=Kind.MODELLED,
                 images=rank.layout.micro_batch,
                 loss_bytes=network.loss_bytes,
@@ -42,7 +43,7 @@ def loss_transients(rank: Rank) -> tuple[Line, ...]:
     if recipe.loss == "chunked":
         line = compute(
             "chunked_loss",
-            act.chunked_loss_bytes,
+            losses.chunked_loss_bytes,
             tokens=rank.tokens,
             vocab=vocab,
             hidden=rank.graph.head.hidden,
@@ -56,7 +57,7 @@ def loss_transients(rank: Rank) -> tuple[Line, ...]:
             act.layer_saved_bytes,
             bytes_per_token=compute(
                 "per_token",
-                act.fused_loss_bytes,
+                losses.fused_loss_bytes,
                 vocab=vocab,
                 activation_bytes=recipe.activation_bytes,
                 chunks=recipe.loss_chunks,
@@ -67,21 +68,21 @@ def loss_transients(rank: Rank) -> tuple[Line, ...]:
         return (line, *_chunk_gradient(rank), *gathered_root(rank))
     forward = compute(
         "forward",
-        act.loss_forward_bytes,
+        losses.loss_forward_bytes,
         vocab=vocab,
         activation_bytes=recipe.activation_bytes,
         loss_bytes=recipe.loss_bytes,
     )
     backward = compute(
         "backward",
-        act.loss_backward_bytes,
+        losses.loss_backward_bytes,
         vocab=vocab,
         activation_bytes=recipe.activation_bytes,
         loss_bytes=recipe.loss_bytes,
         logits_kept=0,
     )
     if recipe.gathered_tp_inputs:
-        divided = compute("backward", act.loss_parallel_backward_bytes, vocab=vocab)
+        divided = compute("backward", losses.loss_parallel_backward_bytes, vocab=vocab)
         backward = choose(layout.tp > 1, divided, backward)
     worst = choose(forward.value >= backward.value, forward, backward)
     # Megatron's code, under DeepSpeed too: what else runs there in tensor or pipeline parallel.
@@ -89,7 +90,7 @@ def loss_transients(rank: Rank) -> tuple[Line, ...]:
     if recipe.framework in ("megatron", "deepspeed"):
         in_place = compute(
             "in_place",
-            act.overwriting_loss_bytes,
+            losses.overwriting_loss_bytes,
             vocab=vocab,
             activation_bytes=recipe.activation_bytes,
             logits_kept=int(piped),
