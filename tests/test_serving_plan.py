@@ -1,24 +1,19 @@
-"""Plans of deployments: shipped jobs, layouts found, the launch line, the report and the command."""
+"""Plans of deployments: shipped jobs, layouts found, the report and the command."""
 
 from __future__ import annotations
 
 import json
-import re
-from functools import cache
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
+from served import CATALOG, ENGINES, SERVING, cache_line, planned, served
 from typer.testing import CliRunner
 
-from gpucalc.catalog import open_catalog, shipped
 from gpucalc.cli import app
 from gpucalc.errors import InputError
 from gpucalc.explain import explain
 from gpucalc.jobs import resolve
-from gpucalc.plan.answer import Level, Plan
-from gpucalc.plan.serve_loads import ladder
+from gpucalc.plan.answer import Level
 from gpucalc.plan.serve_memory import serving_memory
 from gpucalc.plan.serve_pass import Server
 from gpucalc.planner import plan_job
@@ -28,28 +23,7 @@ from gpucalc.report.screen import render
 from gpucalc.spec.engine import EngineSpec
 from gpucalc.spec.gpu import GpuSpec
 from gpucalc.spec.serve_run import ServeRun
-from gpucalc.spec.yamlio import load_yaml
 from gpucalc.units import GB, GIB
-
-CATALOG = open_catalog()
-SERVING = sorted(path.stem for path in (shipped() / "jobs").glob("serve-*.yaml"))
-ENGINES = sorted(path.stem for path in (shipped() / "engines").glob("*.yaml"))
-FLAG = re.compile(r"^-{1,2}[a-z][a-z0-9_-]*$")
-
-
-@cache
-def planned(job: str, gpus: str | None = None, *sets: str, task: str | None = None) -> Plan:
-    return plan_job(resolve(job, CATALOG, gpus=gpus, task=task, sets=sets), CATALOG)
-
-
-def served(model: str, gpus: str, *sets: str) -> Plan:
-    return planned(model, gpus, *sets, task="serve")
-
-
-def cache_line(plan: Plan, name: str) -> float:
-    assert plan.cache is not None
-    return float(plan.cache.child(name).value)
-
 
 # --- shipped jobs ------------------------------------------------------------------------------------------
 
@@ -305,141 +279,6 @@ def test_data_parallel_ranks_of_a_dense_model_are_copies() -> None:
     assert (plan.layout.dp, plan.layout.replicas) == (1, 4)
 
 
-# --- the launch line ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_launch_lines_use_listed_flags_alone(name: str) -> None:
-    spec = CATALOG.load("engines", name, EngineSpec)
-    if not spec.launch:
-        assert name == "hf"
-        return
-    plan = served("llama-3.1-8b", "2xh100-sxm-80gb", f"run.framework={name}")
-    assert plan.launch
-    launch = spec.launch_at(spec.default_version)
-    assert launch is not None
-    given = [word for word in plan.launch.split() if FLAG.match(word)]
-    start = launch.command.format(model="M", file="M").split()
-    assert set(given) <= {flag.flag for flag in launch.flags} | {word for word in start if FLAG.match(word)}
-    assert plan.launch.startswith(start[0])
-
-
-FLAGS = load_yaml(Path(__file__).parent / "data" / "launch_flags.yaml").data
-RELEASES = [(engine, release) for engine, data in FLAGS.items() for release in data["lacks"]]
-
-
-@pytest.mark.parametrize(("engine", "release"), RELEASES)
-def test_a_release_is_given_flags_it_has(engine: str, release: str) -> None:
-    """As many settings as an engine takes at once, on eight GPUs in every layout it divides a model by."""
-    sets = [f"run.framework={engine}", f"run.version={release}", "run.max_num_seqs=64"]
-    if engine == "llamacpp":
-        plans = [served("llama-3.1-8b", "2xrtx-4090", *sets, "run.quant=q8_0", "run.kv_dtype=q8_0")]
-    else:
-        sets += ["run.kv_dtype=fp8"]
-        if engine != "trtllm":
-            sets += ["run.quant=fp8", "run.enforce_eager=true"]
-        else:
-            sets += ["run.block_size=64"]
-        layouts = ("run.tp=8", "run.tp=4 run.pp=2", "run.tp=2 run.dp=4", "run.tp=2 run.dp=4 run.ep=8")
-        plans = [served("mixtral-8x7b", "8xh100-sxm-80gb", *sets, *one.split()) for one in layouts]
-        if engine == "vllm":
-            more = (*sets, "run.tp=8", "run.decode_context_parallel=8", "run.block_size=32")
-            plans.append(served("deepseek-v3", "8xh200-sxm-141gb", *more))
-    known, lacking = set(FLAGS[engine]["all"]), set(FLAGS[engine]["lacks"][release])
-    used: set[str] = set()
-    for plan in plans:
-        assert plan.launch is not None
-        used |= {word for word in plan.launch.split()[1:] if FLAG.match(word)} - {"-m"}
-    assert used <= known - lacking
-    left = known - lacking - used - {"-m", "--model", "--model-path", "-fa", "--enable-ep-moe"}
-    assert not left, "every setting is given to a release that takes it"
-
-
-def test_flags_newer_than_the_version_are_left_out_and_said() -> None:
-    plan = served("mixtral-8x7b", "8xh100-sxm-80gb", "run.version=0.7.3", "run.tp=2", "run.dp=4", "run.ep=8")
-    assert "vLLM 0.7.3 has no --data-parallel-size yet, which dp needs" in plan.notes
-    old = served("llama-3.1-8b", "1xrtx-4090", "run.framework=llamacpp", "run.quant=q8_0",
-                 "run.kv_dtype=q8_0", "run.version=b3400")  # fmt: skip
-    new = served(
-        "llama-3.1-8b", "1xrtx-4090", "run.framework=llamacpp", "run.quant=q8_0", "run.kv_dtype=q8_0"
-    )
-    assert " -fa" in (old.launch or "")
-    assert " -fa" not in (new.launch or "")
-
-
-def test_attention_ranks_are_a_part_of_the_tensor_group_of_two_engines() -> None:
-    sets = ("run.tp=2", "run.dp=4", "run.ep=8", "run.kv_dtype=fp8")
-    sglang = served("deepseek-v3", "8xh200-sxm-141gb", "run.framework=sglang", *sets)
-    assert "--tp-size 8 --dp-size 4 --enable-dp-attention --ep-size 8" in (sglang.launch or "")
-    trtllm = served("deepseek-v3", "8xh200-sxm-141gb", "run.framework=trtllm", *sets)
-    assert "--tp_size 8 --ep_size 8" in (trtllm.launch or "")
-    assert (trtllm.launch or "").startswith(
-        "echo '{enable_attention_dp: true, kv_cache_config: {dtype: fp8}}'"
-    )
-    assert "--extra_llm_api_options options.yaml" in (trtllm.launch or "")
-    both = served("llama-3.1-8b", "1xh100-sxm-80gb", "run.framework=trtllm", "run.kv_dtype=fp8",
-                  "run.block_size=64")  # fmt: skip
-    assert "'{kv_cache_config: {dtype: fp8, tokens_per_block: 64}}'" in (both.launch or "")
-    plain = served("llama-3.1-8b", "1xh100-sxm-80gb", "run.framework=trtllm")
-    assert (plain.launch or "").startswith("trtllm-serve")
-
-
-def test_what_one_command_cannot_say_is_said() -> None:
-    wide = served("deepseek-r1", "2x8xh100-sxm-80gb", "run.tp=8", "run.pp=2")
-    assert any(note.startswith("a copy spans 2 nodes: start Ray on every node") for note in wide.notes)
-    inside = served("deepseek-r1", "8xh200-sxm-141gb", "run.tp=8")
-    assert not any("a copy spans" in note for note in inside.notes)
-    split = served("llama-3.1-8b", "4xh100-sxm-80gb", "run.tp=1", "run.prefill_replicas=1")
-    assert any("copies that compute prompts: 1, that decode: 3" in note for note in split.notes)
-    sets = ("run.num_speculative_tokens=3", "run.acceptance_rate=0.7")
-    drafted = served("llama-3.1-8b", "1xh100-sxm-80gb", *sets)
-    assert any("its weights and cache are not counted" in note for note in drafted.notes)
-    shown = render(table.plan(drafted), color=False)
-    assert "tensor" not in shown
-    assert re.search(r"products +\d", shown), "the pass that verifies is shown part by part"
-
-
-def test_flags_newer_than_the_version_are_left_out() -> None:
-    sets = ("run.tp=8", "run.decode_context_parallel=8")
-    old = served("deepseek-r1", "8xh200-sxm-141gb", *sets, "run.version=0.9.0")
-    new = served("deepseek-r1", "8xh200-sxm-141gb", *sets, "run.version=0.19.0")
-    assert "--decode-context-parallel-size" not in (old.launch or "")
-    assert "--decode-context-parallel-size 8" in (new.launch or "")
-
-
-def test_mxfp4_holds_the_experts_of_a_model_that_has_them_and_every_matrix_of_another() -> None:
-    dense = served("llama-3.1-8b", "1xh100-sxm-80gb", "run.quant=mxfp4")
-    # 8.03B less 2 x 0.525B of tables in 4.25 bits, those in 16; rotary tables beside them
-    assert dense.memory.child("weights").value / 1e9 == pytest.approx(
-        6.98 * 4.25 / 8 + 1.05 * 2 + 0.034, rel=0.01
-    )
-    published = served("gpt-oss-20b", "1xh100-sxm-80gb")
-    stated = served("gpt-oss-20b", "1xh100-sxm-80gb", "run.quant=mxfp4")
-    assert stated.memory.child("weights").value == published.memory.child("weights").value
-
-
-@pytest.mark.parametrize(
-    ("engine", "quant", "said"),
-    [
-        ("trtllm", "q4_k_m", "reads no GGUF files"),
-        ("trtllm", "nf4", "reads no bitsandbytes checkpoints"),
-        ("hf", "q4_k_m", "widens GGUF files as it loads them"),
-    ],
-)
-def test_formats_an_engine_does_not_read_are_refused(engine: str, quant: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        served("llama-3.1-8b", "1xh100-sxm-80gb", f"run.framework={engine}", f"run.quant={quant}")
-
-
-def test_a_quantised_checkpoint_has_to_be_named() -> None:
-    awq = served("llama-3.1-8b", "1xh100-sxm-80gb", "run.quant=awq")
-    assert any("put a checkpoint in awq in its place" in note for note in awq.notes)
-    fp8 = served("llama-3.1-8b", "1xh100-sxm-80gb", "run.quant=fp8")
-    assert "--quantization fp8" in (fp8.launch or "")
-    native = served("gpt-oss-20b", "1xh100-sxm-80gb")
-    assert "--quantization" not in (native.launch or "")
-
-
 # --- what is said ------------------------------------------------------------------------------------------
 
 
@@ -501,166 +340,3 @@ def test_one_card_never_holds_more_than_its_memory_by_budget() -> None:
         plan = planned(name)
         assert plan.verdict.capacity.value < 141 * GB
         assert cache_line(plan, "pool") / GIB < 141
-
-
-# --- speed against throughput ------------------------------------------------------------------------------
-
-
-def test_other_loads_stand_beside_the_job_s_own() -> None:
-    plan = planned("serve-llama-3.3-70b")
-    assert plan.throughput is not None
-    assert len(plan.loads) <= 8
-    own = next(point for point in plan.loads if point.is_job)
-    assert own.concurrency == plan.recipe.concurrency
-    assert own.tokens_per_s_per_gpu == plan.throughput.child("tokens_per_s_per_gpu").value
-    most = next(point for point in plan.loads if point.is_most)
-    assert most.concurrency == plan.throughput.child("requests_at_targets").value
-    for less, more in pairwise(plan.loads):
-        assert less.concurrency < more.concurrency
-        assert more.tokens_per_s_per_gpu > less.tokens_per_s_per_gpu
-        assert more.tokens_per_s_per_user < less.tokens_per_s_per_user
-    met = [point.concurrency for point in plan.loads if point.meets_targets]
-    missed = [point.concurrency for point in plan.loads if not point.meets_targets]
-    assert max(met) == most.concurrency < min(missed)
-
-
-def test_the_last_load_is_what_runs_at_once() -> None:
-    roomy = planned("serve-llama-3.1-8b")
-    assert roomy.loads[-1].concurrency == roomy.recipe.max_num_seqs
-    assert all(point.meets_targets is None for point in roomy.loads)
-    full = served("llama-3.1-8b", "1xh100-sxm-80gb", "run.isl=7000", "run.osl=1000", "run.concurrency=500")
-    own = full.loads[-1]
-    assert (own.concurrency, own.is_job, own.binds) == (500, True, "cache")
-    assert own.queue_s > 0
-    assert full.loads[-2].queue_s == 0
-    assert full.loads[-2].concurrency < full.recipe.max_num_seqs
-
-
-@pytest.mark.parametrize(
-    ("most", "rows", "wanted"),
-    [(1, 6, (1,)), (2, 6, (1, 2)), (15, 6, (1, 2, 4, 8, 15)), (16, 6, (1, 2, 4, 8, 16)),
-     (256, 6, (1, 4, 8, 32, 64, 256)), (100, 3, (1, 16, 100))],
-)  # fmt: skip
-def test_a_ladder_of_loads_by_hand(most: int, rows: int, wanted: tuple[int, ...]) -> None:
-    assert ladder(most, rows) == wanted
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_loads_are_one_row_each(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    plan = planned("serve-llama-3.3-70b")
-    text = render(table.plan(plan), color=False)
-    rows = text.split("Speed against throughput", 1)[1].split("\n\n", 1)[0].splitlines()[1:]
-    assert " ".join(rows[0].split()) == "in flight per user per GPU ttft tpot bound by targets"
-    assert len(rows) == 1 + len(plan.loads)
-    assert max(map(len, rows)) <= width
-    assert [row.split()[0] for row in rows[1:]] == [str(point.concurrency) for point in plan.loads]
-    assert any(row.endswith("this job, meets") for row in rows)
-    assert any(row.endswith("most that meet") for row in rows)
-
-
-def test_layouts_an_auto_one_was_chosen_from_stand_beside_it_where_none_beats_them() -> None:
-    plan = served("llama-3.3-70b", "8xh100-sxm-80gb")
-    others = [point for point in plan.loads if point.layout]
-    assert others
-    assert {point.layout for point in others} == {"tp 8"}
-    for one in others:
-        assert not any(
-            other.tokens_per_s_per_user > 1.01 * one.tokens_per_s_per_user
-            and other.tokens_per_s_per_gpu > 1.01 * one.tokens_per_s_per_gpu
-            for other in plan.loads
-        )
-    speeds = [point.tokens_per_s_per_user for point in plan.loads]
-    assert speeds == sorted(speeds, reverse=True)
-    assert "tp 8" in render(table.plan(plan), color=False).split("Speed against throughput")[1]
-    stated = served("llama-3.3-70b", "8xh100-sxm-80gb", "run.tp=8")
-    assert not any(point.layout for point in stated.loads)
-
-
-def test_loads_are_in_the_document_and_plans_of_training_have_none() -> None:
-    document = as_json.plan(planned("serve-llama-3.3-70b"), {})
-    assert document["loads"][0]["concurrency"] == 1
-    assert {point["meets_targets"] for point in document["loads"]} == {True, False}
-    assert planned("llama-3-8b").loads == ()
-    assert plan_job(resolve("serve-llama-3.1-8b", CATALOG), CATALOG, advice=False).loads == ()
-
-
-# --- actions -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("job", "gpus", "sets"),
-    [
-        ("serve-gpt-oss-20b", None, ("run.gpu_memory_utilization=0.95",)),
-        ("deepseek-r1", "8xh100-sxm-80gb", ()),
-        ("llama-3.1-70b", "2xh100-sxm-80gb", ()),
-        ("llama-3-70b", "1xrtx-3090", ("run.framework=llamacpp", "run.quant=q4_k_m")),
-        ("serve-llama-3.3-70b", None, ()),
-    ],
-)
-def test_actions_bring_what_they_say(job: str, gpus: str | None, sets: tuple[str, ...]) -> None:
-    task = None if job.startswith("serve-") else "serve"
-    plan = planned(job, gpus, *sets, task=task)
-    assert plan.actions
-    order = list(Level)
-    for action in plan.actions:
-        changes = {key: str(value).lower() for key, value in action.changes.items()}
-        fleet = changes.pop("gpus", gpus)
-        found = planned(job, fleet, *sets, *(f"{key}={value}" for key, value in changes.items()), task=task)
-        assert found.verdict.level is action.level, action.title
-        assert found.verdict.needed.value == pytest.approx(action.needed_bytes), action.title
-        better = order.index(action.level) < order.index(plan.verdict.level)
-        faster = plan.throughput is not None and (action.tokens_per_s or 0) > plan.throughput.value
-        assert better or faster, action.title
-
-
-def test_missed_targets_bring_what_meets_them() -> None:
-    sets = ("run.concurrency=80",)
-    plan = planned("serve-llama-3.3-70b", None, *sets)
-    assert plan.throughput is not None
-    assert plan.throughput.child("tpot").value * 1e3 > plan.recipe.tpot_ms
-    keys = [set(action.changes) for action in plan.actions]
-    assert {"run.concurrency"} in keys
-    assert {"run.quant"} in keys
-    assert any("gpus" in changed for changed in keys)
-    for action in plan.actions:
-        assert action.step_s is not None
-        assert action.step_s * 1e3 <= plan.recipe.tpot_ms, action.title
-        changes = {key: str(value) for key, value in action.changes.items()}
-        fleet = changes.pop("gpus", None)
-        again = (f"{key}={value}" for key, value in changes.items())
-        found = planned("serve-llama-3.3-70b", fleet, *sets, *again)
-        assert found.time is not None
-        assert found.time.value == pytest.approx(action.step_s), action.title
-    fewer = next(action for action in plan.actions if "run.concurrency" in action.changes)
-    most = next(point for point in plan.loads if point.is_most)
-    assert fewer.changes["run.concurrency"] == most.concurrency
-
-
-def test_targets_nothing_meets_still_bring_what_is_faster() -> None:
-    plan = planned("serve-llama-3.3-70b", None, "run.tpot_ms=1")
-    assert plan.throughput is not None
-    assert plan.actions
-    assert all((action.tokens_per_s or 0) > plan.throughput.value for action in plan.actions)
-    assert "no load meets the targets" in plan.notes
-
-
-def test_actions_are_shown_with_their_numbers() -> None:
-    plan = served("llama-3.1-70b", "1xh100-sxm-80gb")
-    assert plan.verdict.level is Level.DOES_NOT_FIT
-    assert plan.loads == ()
-    text = render(table.plan(plan), color=False)
-    shown = text.split("What would help", 1)[1]
-    for action in plan.actions:
-        row = next(line for line in shown.splitlines() if line.startswith(f"  {action.title}"))
-        assert {"FITS", "MARGINAL"} & set(row.split())
-        assert f"{action.needed_bytes / GIB:,.2f} GiB" in row
-    document = as_json.plan(plan, {})
-    assert [action["needed_bytes"] for action in document["actions"]] == [
-        pytest.approx(action.needed_bytes) for action in plan.actions
-    ]
-
-
-def test_two_cards_are_named_for_what_one_does_not_hold() -> None:
-    plan = served("llama-3-70b", "1xrtx-3090", "run.framework=llamacpp", "run.quant=q4_k_m")
-    assert any(action.changes["gpus"] == "2xrtx-3090" for action in plan.actions)
