@@ -108,6 +108,7 @@ def test_every_source_is_used_and_every_reference_stands_alone(catalog: Catalog)
         ("{value: 40, unit: furlongs, kind: datasheet, source: [nv_ds]}", "furlongs"),
         ("{value: 40, unit: GiB, kind: datasheet, source: [nv_ds], references: [trust me]}", "references"),
         ("{value: '40', unit: GiB, kind: datasheet, source: [nv_ds]}", "value"),
+        ("{value: 0, unit: GiB, kind: datasheet, source: [nv_ds]}", "memory_label: is not above 0, got 0"),
         ("40", "memory_label"),
     ],
 )

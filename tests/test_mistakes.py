@@ -16,6 +16,7 @@ FILES = {
     "server.yaml": "model: llama-3-8b\ngpus: 8xH100\nsystem: dgx-9\nrun: {task: train}\n",
     "narrow.yaml": "model: {family: llama, layers: 2}\ngpus: 8xH100\nrun: {task: train}\n",
     "version.yaml": "model: llama-3.1-8b\ngpus: 1xH100\nrun: {task: serve, framework: vllm, version: 0.19}\n",
+    "long.yaml": f"model: {{family: diffusion, id: {'x' * 5000}, params_total: 1e9}}\ngpus: 8xH100\n",
     "log.txt": "nothing is wrong\n",
 }
 MISTAKES = {
@@ -37,6 +38,7 @@ MISTAKES = {
     "formulas colective_s": "NAME: unknown formula, got 'colective_s'; legal: `gpucalc formulas` lists them;"
     " did you mean collective_s",
     # keys
+    "plan long.yaml": "long.yaml: model.id: has more characters than 200, got 'xxx",
     "plan mistyped.yaml": "mistyped.yaml:2: gpu: no such key; legal: name, model, gpus, ",
     "plan version.yaml": "version.yaml:3: run.version: must be text, got 0.19; legal: the same in quotes\n",
     "plan llama-3-8b --set expect.fits=1": "fits: is not a verdict, got 1; legal: true, false, marginal\n",

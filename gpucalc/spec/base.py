@@ -8,9 +8,9 @@ enum, `1e9` for a whole number.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import PydanticCustomError, core_schema
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpucalc.errors import InputError
 
 S = TypeVar("S", bound="Spec")
+Name = Annotated[str, Field(max_length=200)]  # what is called by it in a message is still read
 
 _STRICT = {"float", "bool", "str"}
 

@@ -71,3 +71,13 @@ class Figure(Spec):
             source=self.cited,
             note=self.note,
         )
+
+
+def _positive(figure: Figure) -> Figure:
+    if figure.value <= 0:
+        legal = "a number above 0; what is not known is left out"
+        raise refuse(f"is not above 0, got {figure.value:g}", legal=legal)
+    return figure
+
+
+PositiveFigure = Annotated[Figure, AfterValidator(_positive)]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from gpucalc.errors import UnknownName
 from gpucalc.line import Kind, Line
-from gpucalc.spec.base import Spec
-from gpucalc.spec.figure import Figure
+from gpucalc.spec.base import Name, Spec
+from gpucalc.spec.figure import PositiveFigure
 
 # What a run calls its precision, and the rate that serves it.
 _PEAK_OF = {
@@ -36,9 +36,9 @@ _PEAK_OF = {
 class GpuSpec(Spec):
     """One accelerator model as the catalogue describes it."""
 
-    id: str
-    name: str
-    vendor: str
+    id: Name
+    name: Name
+    vendor: Name
     aliases: tuple[str, ...] = ()
     default_for: tuple[str, ...] = ()  # shorter names that mean this variant when nothing more is said
     arch: str
@@ -46,20 +46,20 @@ class GpuSpec(Spec):
     form_factor: str
     launch_year: int | None = None
     memory_type: str | None = None
-    memory_label: Figure  # as marketed
-    memory_total: Figure | None = None  # as the driver reports it
-    memory_runtime: Figure | None = None  # what a framework can allocate at most (torch total)
-    memory_bandwidth: Figure
-    peaks: dict[str, Figure]
-    tdp: Figure | None = None
+    memory_label: PositiveFigure  # as marketed
+    memory_total: PositiveFigure | None = None  # as the driver reports it
+    memory_runtime: PositiveFigure | None = None  # what a framework can allocate at most (torch total)
+    memory_bandwidth: PositiveFigure
+    peaks: dict[str, PositiveFigure]
+    tdp: PositiveFigure | None = None
     nvlink_kind: str | None = None  # generation or vendor link; None without one
-    nvlink_bandwidth: Figure | None = None  # per GPU, both directions summed
+    nvlink_bandwidth: PositiveFigure | None = None  # per GPU, both directions summed
     max_nvlink_domain: int = 1
-    c2c_bandwidth: Figure | None = None  # to the CPU of a superchip, both directions summed
+    c2c_bandwidth: PositiveFigure | None = None  # to the CPU of a superchip, both directions summed
     pcie_gen: int | None = None
     pcie_lanes: int | None = None
     sm_count: int | None = None
-    boost_clock: Figure | None = None
+    boost_clock: PositiveFigure | None = None
     kernels: str | None = None  # kernel rates that serve this GPU
     collectives: str | None = None  # collective class of a host with no description
     default_systems: tuple[str, ...] = ()  # reference servers, the smallest first

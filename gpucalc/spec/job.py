@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from gpucalc.errors import InputError
-from gpucalc.spec.base import Spec, refuse
+from gpucalc.spec.base import Name, Spec, refuse
 from gpucalc.spec.costs import CostKeys, NetworkKeys, ReliabilityKeys
 from gpucalc.spec.fleet import GRAMMAR, FleetSpec, parse_fleet
 from gpucalc.spec.serve_run import ServeRun
@@ -48,7 +48,7 @@ def _expect_words(value: Any) -> Any:
 class Job(Spec):
     """A model on GPUs doing a run. `measured` and `source` make it a measured run, `expect` a check."""
 
-    name: str | None = None
+    name: Name | None = None
     model: Annotated[str | dict[str, Any], BeforeValidator(_model_words)]
     gpus: Annotated[str, BeforeValidator(_fleet_words)] | None = None
     system: str | None = None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from gpucalc.spec.base import Spec
+from gpucalc.spec.base import Name, Spec
 
 MOST = 100_000_000  # of anything that shapes a model: no width, table or context comes near
 
@@ -213,12 +213,12 @@ class TraceSpec(Spec):
 class ModelSpec(Spec):
     """One model. Every field but a name may be missing; the graph builder names what it lacks."""
 
-    id: str | None = None
-    name: str | None = None
+    id: Name | None = None
+    name: Name | None = None
     aliases: tuple[str, ...] = ()
-    hf: str | None = None  # repository on the Hugging Face hub
-    family: str | None = None
-    architecture: str | None = None
+    hf: Name | None = None  # repository on the Hugging Face hub
+    family: Name | None = None
+    architecture: Name | None = None
     released: str | None = None
     kind: ModelKind | None = None
 

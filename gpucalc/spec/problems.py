@@ -37,6 +37,7 @@ _BOUNDS = {
     "greater_than_equal": ("ge", "must be at least"),
     "less_than": ("lt", "must be less than"),
     "less_than_equal": ("le", "must be at most"),
+    "string_too_long": ("max_length", "has more characters than"),
 }
 _SHAPES = {"int_type": "a whole number", "float_type": "a number", "bool_type": "true or false"}
 _YAML_1_1_BOOLEANS = {"yes", "no", "on", "off", "y", "n"}
