@@ -6,6 +6,7 @@ counts are of the instantiated classes. Those without a drawing must say so.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from pathlib import Path
@@ -16,13 +17,14 @@ import pytest
 from gpucalc.builders.build import build_graph
 from gpucalc.catalog import Catalog
 from gpucalc.counts import count
-from gpucalc.errors import InputError, UnsupportedModel
+from gpucalc.errors import GpucalcError, InputError, UnsupportedModel
 from gpucalc.families import FAMILIES, SYNONYMS, canonical
 from gpucalc.graph import StateMixer
 from gpucalc.importers.config.needed import NEEDED
 from gpucalc.importers.huggingface import from_config
 from gpucalc.jobs import resolve_data
 from gpucalc.planner import plan_job
+from gpucalc.spec.model import ModelSpec
 
 DATA = json.loads((Path(__file__).parent / "data" / "params_classes.json").read_text())
 MODELS: list[dict[str, Any]] = DATA["models"]
@@ -225,3 +227,20 @@ def test_a_convolutional_network_says_what_it_lacks() -> None:
         with pytest.raises(InputError, match=key):
             from_config({**config, key: value})
     assert any("224" in text for text in from_config({**config, "image_size": None}).assumed)
+
+
+def test_a_model_that_lacks_any_one_of_its_keys_is_drawn_or_refused_in_words() -> None:
+    tried = 0
+    for name in CATALOG.names("models"):
+        described = CATALOG.model(name).model_dump(mode="json", exclude_none=True)
+        groups = [
+            (key, part) for key, value in described.items() if isinstance(value, dict) for part in value
+        ]
+        for path in [*((key,) for key in described), *groups]:
+            lacking = copy.deepcopy(described)
+            inside = lacking if len(path) == 1 else lacking[path[0]]
+            del inside[path[-1]]
+            with contextlib.suppress(GpucalcError):  # anything else is a fault
+                build_graph(ModelSpec.read(lacking))
+            tried += 1
+    assert tried > 2000

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpucalc.__main__ import main
+from gpucalc.catalog import shipped
 from gpucalc.errors import nearest
 
 FILES = {
@@ -17,6 +18,7 @@ FILES = {
     "narrow.yaml": "model: {family: llama, layers: 2}\ngpus: 8xH100\nrun: {task: train}\n",
     "version.yaml": "model: llama-3.1-8b\ngpus: 1xH100\nrun: {task: serve, framework: vllm, version: 0.19}\n",
     "long.yaml": f"model: {{family: diffusion, id: {'x' * 5000}, params_total: 1e9}}\ngpus: 8xH100\n",
+    "tower.yaml": (shipped() / "models" / "kimi-k2.5.yaml").read_text().replace(" patch: 14,", ""),
     "log.txt": "nothing is wrong\n",
 }
 MISTAKES = {
@@ -38,6 +40,7 @@ MISTAKES = {
     "formulas colective_s": "NAME: unknown formula, got 'colective_s'; legal: `gpucalc formulas` lists them;"
     " did you mean collective_s",
     # keys
+    "plan tower.yaml --gpus 8xH100": "tower.yaml: model.vision_tower.patch: is not stated; legal: a whole",
     "plan long.yaml": "long.yaml: model.id: has more characters than 200, got 'xxx",
     "plan mistyped.yaml": "mistyped.yaml:2: gpu: no such key; legal: name, model, gpus, ",
     "plan version.yaml": "version.yaml:3: run.version: must be text, got 0.19; legal: the same in quotes\n",

@@ -221,9 +221,14 @@ def family_mlp(d: Draft, hidden: int, ffn: int) -> Mlp:
 
 
 def experts(d: Draft, hidden: int) -> Moe:
-    """Router, routed experts and the shared part, if any."""
+    """Router, routed experts and the shared part, if any. Raises InputError."""
     t, moe = d.traits, d.spec.moe
-    assert moe is not None
+    if moe is None:
+        raise InputError(
+            f"{d.spec.label} has layers of experts, but its experts are not described",
+            key="model.moe",
+            legal="experts, top_k and expert_ffn",
+        )
     width = moe.expert_ffn or d.spec.ffn
     if width is None:
         raise InputError(

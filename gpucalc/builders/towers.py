@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpucalc.builders.parts import Draft, norm
-from gpucalc.builders.vision import RGB, image_block, patch_map, patches
+from gpucalc.builders.vision import RGB, image_block, patch_map, patch_side, patches
 from gpucalc.errors import UnsupportedModel
 from gpucalc.families import Family
 from gpucalc.graph import Linear, Shard, Stack, Vector
@@ -157,8 +157,7 @@ def _grid_tower(d: Draft, t: TowerSpec, positions: int, patch: Linear, *, final:
 
 def _frames(t: TowerSpec, *, bias: bool) -> Linear:
     """Patches of two frames at once."""
-    assert t.patch is not None
-    return _whole("patch", RGB * FRAMES * t.patch**2, t.hidden, bias=bias)
+    return _whole("patch", RGB * FRAMES * patch_side(t) ** 2, t.hidden, bias=bias)
 
 
 def _merger(t: TowerSpec, hidden: int) -> tuple[Linear, ...]:

@@ -49,10 +49,16 @@ def patches(d: Draft, t: TowerSpec) -> int:
     return (t.image // t.patch) ** 2
 
 
+def patch_side(t: TowerSpec) -> int:
+    """Pixels along a patch of a tower. Raises InputError where they are not stated."""
+    if t.patch is None:
+        raise InputError("is not stated", key="model.vision_tower.patch", legal="a whole number of pixels")
+    return t.patch
+
+
 def patch_map(t: TowerSpec, *, bias: bool) -> Linear:
-    """The convolution that makes tokens of patches, as a matrix."""
-    assert t.patch is not None
-    return Linear("patch", RGB * t.patch**2, t.hidden, bias, Shard.REPLICATED)
+    """The convolution that makes tokens of patches, as a matrix. Raises InputError."""
+    return Linear("patch", RGB * patch_side(t) ** 2, t.hidden, bias, Shard.REPLICATED)
 
 
 def vit(d: Draft) -> Graph:
