@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucalc.errors import InputError, UnknownName, nearest
-from gpucalc.spec.base import keys_of
+from gpucalc.spec.base import Name, keys_of
 from gpucalc.spec.job import Job
 from gpucalc.spec.serve_run import ServeRun
 from gpucalc.spec.train_run import TrainRun
@@ -49,7 +49,7 @@ def _texts() -> set[str]:
         f"{group}{key}"
         for group, spec in groups
         for key, field in spec.model_fields.items()
-        if field.annotation == (str | None)
+        if field.annotation in (str | None, Name | None)
     }
 
 
