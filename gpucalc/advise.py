@@ -16,7 +16,7 @@ from gpucalc.plan.evaluate import ErrorTable, Subject, Terms
 from gpucalc.plan.resolve import settle
 from gpucalc.search import plan_best
 from gpucalc.search.frameworks import knows, module_sets
-from gpucalc.spec.defaults import THIS_YEAR
+from gpucalc.spec.defaults import year_of
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.train_run import TrainRun
 
@@ -223,8 +223,7 @@ def _speed(plan: Plan) -> float:
 
 def _selective(run: TrainRun, graph: Graph) -> dict[str, Any]:
     """The selective recomputation that costs least: of Megatron-Core, modules that cost next to nothing."""
-    year = run.year if run.year is not None else THIS_YEAR
-    if run.framework != "megatron" or not knows("megatron", "modules", year) or not graph.stacks:
+    if run.framework != "megatron" or not knows("megatron", "modules", year_of(run)) or not graph.stacks:
         return {"recompute": "selective"}
     return {"recompute": "selective", "recompute_modules": module_sets(run, graph)[0]}
 

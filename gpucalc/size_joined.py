@@ -36,7 +36,7 @@ def pairs(kinds: Sequence[Kind]) -> tuple[tuple[Kind, Kind], ...]:
     """The pairs of a user's own kinds that are tried, the quickest first; of one card the largest entry."""
     own: dict[str, Kind] = {}
     for kind in kinds:
-        if kind.own and kind.system is None and kind.most > own.get(kind.gpu.id, kind).most - 1:
+        if kind.own and kind.system is None and kind.most >= own.get(kind.gpu.id, kind).most:
             own[kind.gpu.id] = kind
     ordered = sorted(own.values(), key=lambda kind: (-peak_rate(kind.gpu) * kind.most, kind.gpu.id))
     return tuple(combinations(ordered, 2))[:MOST_PAIRS]

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gpucalc.catalog import Catalog
+
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden"
 
@@ -40,6 +42,12 @@ def pytest_unconfigure() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files")
     parser.addoption("--record-predictions", metavar="WHY", help="rewrite the table of predictions")
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    """The shipped catalogue alone."""
+    return Catalog([ROOT / "catalogs"])
 
 
 @pytest.fixture

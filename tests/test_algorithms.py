@@ -15,11 +15,6 @@ from gpucalc.units import GIB, MIB
 CATALOGS = Path(__file__).parent.parent / "catalogs"
 
 
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return Catalog([CATALOGS])
-
-
 def times(cluster: Cluster, message: float) -> dict[str, float]:
     found = all_reduce_by_algorithm(cluster, message, cluster.count)
     return {name: float(line.value) for name, line in found.items()}

@@ -41,11 +41,6 @@ COUNTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return Catalog([shipped()])
-
-
 def files(*kinds: str) -> list[Path]:
     return [path for kind in kinds for path in sorted((shipped() / kind).glob("*.yaml"))]
 

@@ -15,11 +15,6 @@ from gpucalc.spec.hardware import Cluster
 from gpucalc.units import GB, GIB
 
 
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return Catalog([shipped()])
-
-
 def cluster(catalog: Catalog, fleet: str, system: str | None = None) -> Cluster:
     return catalog.cluster(parse_fleet(fleet), system)
 

@@ -30,11 +30,6 @@ run:
 """
 
 
-@pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return Catalog([shipped()])
-
-
 def defaults(job: ResolvedJob) -> dict[str, Any]:
     return {default.key: default.value for default in job.defaults}
 

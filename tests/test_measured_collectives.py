@@ -29,11 +29,6 @@ CATALOGS = Path(__file__).parent.parent / "catalogs"
 
 
 @pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return Catalog([CATALOGS])
-
-
-@pytest.fixture(scope="module")
 def planner(catalog: Catalog) -> CollectivePlanner:
     return CollectivePlanner(catalog)
 

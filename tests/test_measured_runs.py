@@ -17,11 +17,6 @@ CATALOGS = Path(__file__).parent.parent / "catalogs"
 
 
 @pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return Catalog([CATALOGS])
-
-
-@pytest.fixture(scope="module")
 def normaliser(catalog: Catalog) -> Normaliser:
     return Normaliser(catalog)
 

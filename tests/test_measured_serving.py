@@ -25,11 +25,6 @@ CATALOGS = Path(__file__).parent.parent / "catalogs"
 
 
 @pytest.fixture(scope="module")
-def catalog() -> Catalog:
-    return Catalog([CATALOGS])
-
-
-@pytest.fixture(scope="module")
 def normaliser(catalog: Catalog) -> ServingNormaliser:
     return ServingNormaliser.of(catalog)
 

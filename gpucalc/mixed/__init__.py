@@ -56,10 +56,7 @@ def splits(
     a micro-batch the best that fits.
     """
     ordered = _ordered(cluster)
-    stated = isinstance(run.global_batch, int)
-    batch = plan.layout.global_batch * (1 if stated else SHARED_MICRO_BATCHES)
-    if "run.micro_batch" in unstated:
-        run = run.model_copy(update={"micro_batch": "auto"})
+    run, batch, stated = _to_share(run, plan.layout.global_batch, unstated)
     found = [_best_of(how, subject, run, ordered, errors, batch, stated) for how in SHARED]
     for left in ordered.pools:
         rest = tuple(pool for pool in ordered.pools if pool is not left)
@@ -78,10 +75,7 @@ def shared_way(
     batch: int, subject: Subject, run: TrainRun, cluster: Cluster, *, errors: ErrorTable, unstated: Set[str]
 ) -> Split:
     """The best way of running on all kinds of a mixed cluster at once, by the batch of one plan on it."""
-    stated = isinstance(run.global_batch, int)
-    batch *= 1 if stated else SHARED_MICRO_BATCHES
-    if "run.micro_batch" in unstated:
-        run = run.model_copy(update={"micro_batch": "auto"})
+    run, batch, stated = _to_share(run, batch, unstated)
     ways = [_best_of(how, subject, run, _ordered(cluster), errors, batch, stated) for how in SHARED]
     return _with_reasons(sorted(ways, key=order_of))[0]
 
@@ -138,6 +132,14 @@ def way_plan(
         binds=f"the pace of the {slowest.gpu}",
         splits=(way,),
     )
+
+
+def _to_share(run: TrainRun, batch: int, unstated: Set[str]) -> tuple[TrainRun, int, bool]:
+    """The run as kinds share it, its batch from that of one plan, and whether somebody stated that."""
+    stated = isinstance(run.global_batch, int)
+    if "run.micro_batch" in unstated:
+        run = run.model_copy(update={"micro_batch": "auto"})
+    return run, batch * (1 if stated else SHARED_MICRO_BATCHES), stated
 
 
 def _ordered(cluster: Cluster) -> Cluster:

@@ -29,7 +29,7 @@ from gpucalc.spec.hardware import Cluster, Pool
 from gpucalc.spec.model import ModelSpec
 from gpucalc.spec.run_values import PRECISIONS
 from gpucalc.spec.train_run import TrainRun
-from gpucalc.units import GB, GIB
+from gpucalc.units import GB, GIB, percent
 
 # Until a class of runs has been measured: the band in which a plan is called marginal.
 UNMEASURED_ERROR = 0.10
@@ -55,7 +55,7 @@ class ClassError:
         sources = "source" if self.groups == 1 else "sources"
         return (
             f"median over {self.rows} published {runs} of {self.groups} {sources};"
-            f" nine in ten within {100 * self.p90_abs:.{1 if self.p90_abs < 0.01 else 0}f} %"
+            f" nine in ten within {percent(self.p90_abs, 1 if self.p90_abs < 0.01 else 0)}"
         )
 
 

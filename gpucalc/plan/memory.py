@@ -182,7 +182,8 @@ def _stage_line(rank: Rank) -> Line:
     """The phases of one stage."""
     recipe = rank.recipe
     states = model_state.states(rank)
-    buffers = (*model_state.buffers(rank), *pipeline_state.receive_buffers(rank))
+    received, returned = pipeline_state.receive_buffers(rank), pipeline_state.kept_logits(rank)
+    buffers = (*model_state.buffers(rank), *received)
     gradients = model_state.gradients(rank)
     activations = (*kept.activations(rank), *pipeline_state.stage_outputs(rank))
     weights = tuple(line for line in states if line.name != "optimizer_states")
@@ -205,10 +206,9 @@ def _stage_line(rank: Rank) -> Line:
         ),
     ]
     if rank.stage.last:
-        logits = pipeline_state.kept_logits(rank)
-        loss = (*kept.head_saved(rank), *transients.loss_transients(rank), *logits)
+        loss = (*kept.head_saved(rank), *transients.loss_transients(rank), *returned)
         phases.append(_phase(rank, "loss", (*always, *activations, *loss)))
-    held = (*states, *buffers, *engine_state.sweep_buffers(rank), *pipeline_state.kept_logits(rank))
+    held = (*states, *buffers, *engine_state.sweep_buffers(rank), *returned)
     # Stage 2 allocates the whole partition when the first bucket is reduced.
     from_start = persistent or partitioned
     moments = _backward_moments(rank, held, activations, gradients, persistent=from_start)
@@ -217,7 +217,7 @@ def _stage_line(rank: Rank) -> Line:
         *states,
         *model_state.step_gradients(rank),
         *model_state.buffers(rank, at_step=True),
-        *pipeline_state.receive_buffers(rank),
+        *received,
         *model_state.step_transients(rank),
     )
     phases.append(_phase(rank, "step", step))
@@ -310,18 +310,9 @@ def _phase(rank: Rank, name: str, parts: tuple[Line, ...]) -> Line:
 def _beside(rank: Rank) -> tuple[Line, ...]:
     """cuBLAS's workspace, which torch allocates, and what it does not: CUDA's context, NCCL's buffers."""
     opened, group = communicators(rank)
-    graphs = (
-        compute(
-            "cuda_graphs",
-            mem.cuda_graph_bytes,
-            graph_bytes=choose(
-                rank.layout.pp > 1, allowances.CUDA_GRAPHS["pp > 1"], allowances.CUDA_GRAPHS["pp 1"]
-            ),
-        ),
-    )
     return (
         _workspace(rank),
-        *(graphs if rank.recipe.cuda_graphs else ()),
+        *_graphs(rank),
         compute(
             "cuda_context",
             mem.cuda_context_bytes,
@@ -342,6 +333,14 @@ def _beside(rank: Rank) -> tuple[Line, ...]:
         ),
         *_exchange(rank),
     )
+
+
+def _graphs(rank: Rank) -> tuple[Line, ...]:
+    """What captured graphs keep."""
+    if not rank.recipe.cuda_graphs:
+        return ()
+    held = choose(rank.layout.pp > 1, allowances.CUDA_GRAPHS["pp > 1"], allowances.CUDA_GRAPHS["pp 1"])
+    return (compute("cuda_graphs", mem.cuda_graph_bytes, graph_bytes=held),)
 
 
 def _workspace(rank: Rank) -> Line:

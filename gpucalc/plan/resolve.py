@@ -14,7 +14,7 @@ from gpucalc.plan.answer import Assumption
 from gpucalc.plan.layout import Adapters, Layout, Recipe
 from gpucalc.plan.rules import DUAL_PIPES, Degrees, broken_rules, schedule_rules, shard_rules
 from gpucalc.plan.stages import block_linears, fuller_first
-from gpucalc.spec.defaults import THIS_YEAR, default_loaded_as, with_defaults
+from gpucalc.spec.defaults import default_loaded_as, with_defaults, year_of
 from gpucalc.spec.train_run import TrainRun
 from gpucalc.units import GIB
 
@@ -183,7 +183,7 @@ def dealt_layers(run: TrainRun, graph: Graph, stages: int) -> tuple[int, ...]:
     """Layers of each stage where the engine deals them out its own way; empty: the ends get fewer."""
     if run.framework != "deepspeed" or stages == 1 or run.pipeline_split == "uneven":
         return ()
-    year = run.year if run.year is not None else THIS_YEAR
+    year = year_of(run)
     return fuller_first(len(graph.trunk.layers), stages, filled=year < BALANCED_STAGES_YEAR)
 
 
@@ -201,7 +201,7 @@ def resolve_recipe(run: TrainRun, graph: Graph) -> Recipe:
     gathered copies; deepspeed, megatron: 16-bit weights with fp32 masters in the optimizer.
     """
     framework, precision = run.framework, run.precision
-    year = run.year if run.year is not None else THIS_YEAR
+    year = year_of(run)
     pure = precision.endswith("-pure")
     base = precision.removesuffix("-pure")
     wide = base in ("fp32", "tf32")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from gpucalc.line import Kind, Line
+from gpucalc.spec.defaults import NVME_GB_PER_S
+from gpucalc.units import GB
 
 _STREAMS = "design of the framework: gathers and reductions run on streams of their own"
 ABOVE = "one micro-batch of the slowest stage: the sum of this step's other lines"
@@ -78,7 +80,7 @@ HOST_BANDWIDTH = _known(
 )
 NVME_BANDWIDTH = _known(
     "nvme_bandwidth",
-    25.6e9,
+    NVME_GB_PER_S * GB,
     "bytes/s",
     "Rajbhandari et al. 2021 (ZeRO-Infinity): a DGX-2's 16 drives give each of 16 GPUs 1.6 GB/s",
     Kind.ASSUMED,

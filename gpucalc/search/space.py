@@ -44,7 +44,7 @@ from gpucalc.search.frameworks import (
     knows,
     module_sets,
 )
-from gpucalc.spec.defaults import STAGE_KEYS, THIS_YEAR, Default, stage_defaults
+from gpucalc.spec.defaults import STAGE_KEYS, Default, stage_defaults, year_of
 from gpucalc.spec.hardware import Cluster
 from gpucalc.spec.train_run import TrainRun
 
@@ -105,7 +105,7 @@ class Space:
         self.layers = len(graph.trunk.layers) if graph.stacks else 1
         self.seq_len = sequence_length(run, graph)
         self.even = run.framework == "megatron" and run.pipeline_split == "even"
-        self.year = run.year if run.year is not None else THIS_YEAR
+        self.year = year_of(run)
         self.batch = run.global_batch if isinstance(run.global_batch, int) else None
         self._axes: dict[Any, list[Axes]] = {}
 

@@ -13,6 +13,7 @@ from gpucalc.spec.run_keys import TRAIN_KEYS
 from gpucalc.spec.train_run import Lora, TrainRun
 
 THIS_YEAR = 2026  # the releases a run is taken to use when nobody says
+NVME_GB_PER_S = 25.6  # of a node's drives together, when nobody says
 FUSED_ATTENTION_YEAR = 2023  # PyTorch 2.0, Megatron-LM and Transformers gained fused attention
 
 _Choose = Callable[[str, Any, str], None]
@@ -48,6 +49,11 @@ _TRAIN_DEFAULTS = {
 _DEGREES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
 
 
+def year_of(run: TrainRun) -> int:
+    """The year of a run's software."""
+    return run.year if run.year is not None else THIS_YEAR
+
+
 def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
     """The run with every unstated key filled that does not depend on the layout, and what was filled.
 
@@ -81,11 +87,12 @@ def with_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
         chosen["reshard_after_forward"] = stage == 3
     if run.year is None:
         choose("year", THIS_YEAR, "today's releases; older ones hold more memory and run slower")
-    year = run.year if run.year is not None else THIS_YEAR
+    year = year_of(run)
     if run.clock_share is None:
         choose("clock_share", 1.0, "the GPUs hold the clocks they had in published runs, no power cap below")
     if run.nvme_gb_per_s is None and run.offload.endswith("nvme"):
-        choose("nvme_gb_per_s", 25.6, "ZeRO-Infinity's DGX-2 of 16 drives; one PCIe 4.0 drive reads about 7")
+        why = "ZeRO-Infinity's DGX-2 of 16 drives; one PCIe 4.0 drive reads about 7"
+        choose("nvme_gb_per_s", NVME_GB_PER_S, why)
     if run.input_samples_per_s is None:
         choose("input_samples_per_s", "enough", "the host loads the next step's samples in time")
     if run.attention is None:
@@ -147,7 +154,7 @@ def stage_defaults(run: TrainRun) -> tuple[TrainRun, tuple[Default, ...]]:
 
     if run.quantization is not None:
         _quantised_base(run, run.zero_stage, chosen, choose)
-    _loading(run, run.zero_stage, run.year if run.year is not None else THIS_YEAR, chosen, choose, listed)
+    _loading(run, run.zero_stage, year_of(run), chosen, choose, listed)
     found = {key: value for key, value in chosen.items() if key in STAGE_KEYS}
     return run.model_copy(update=found), tuple(d for d in listed if d.key.removeprefix("run.") in found)
 
